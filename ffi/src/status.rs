@@ -9,7 +9,7 @@ use glake_abi::{
     GLAKE_UNSUPPORTED,
 };
 use glake_device::DriverError;
-use glake_runtime::process::{InTorchWords, ProcessError};
+use glake_runtime::process::{ErrorKind, InTorchWords, ProcessError};
 use glake_runtime::share::ShareError;
 use glake_tiers::{PoolError, RegionError};
 use glake_transfer::TransferError;
@@ -119,22 +119,14 @@ impl Failure {
             E::Region(region) => Failure::status_of_region(region),
             E::Host(host) if host.is_shortage() => GLAKE_OUT_OF_MEMORY,
             E::NoRoom { .. } => GLAKE_OUT_OF_MEMORY,
-            E::Closed { .. }
-            | E::HeldTooLong { .. }
-            | E::StillUsed { .. }
-            | E::ParkedWork { .. }
-            | E::NotAgreed { .. }
-            | E::StillComing { .. }
-            | E::RefillGivenUp { .. }
-            | E::HookRefused { .. }
-            | E::HookTimedOut { .. } => GLAKE_CLOSED,
-            E::NoFiles
-            | E::NoPeer { .. }
-            | E::ForeignContext
-            | E::NotOurs { .. }
-            | E::OffloadPrivate { .. }
-            | E::OffloadCaptured { .. } => GLAKE_UNSUPPORTED,
-            E::Driver(_) | E::NoThread { .. } | E::Host(_) | E::OffloadTorn { .. } => GLAKE_DRIVER,
+            E::Closed { .. } | E::HeldTooLong { .. } | E::StillUsed { .. } | E::StillComing { .. } => {
+                GLAKE_CLOSED
+            }
+            E::ForeignContext | E::OffloadCaptured { .. } => GLAKE_UNSUPPORTED,
+            E::Driver(_) | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
+            E::Refused { kind: ErrorKind::Closed, .. } => GLAKE_CLOSED,
+            E::Refused { kind: ErrorKind::Unsupported, .. } => GLAKE_UNSUPPORTED,
+            E::Refused { kind: ErrorKind::Lost, .. } => GLAKE_DRIVER,
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,
             E::Transfer(_) => GLAKE_DRIVER,

@@ -216,7 +216,7 @@ impl ProcessEngine {
     /// link and does not wait.
     ///
     /// # Errors
-    /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] if no thread can be created.
+    /// [`ProcessError::Refused`] if the configuration forbids it; [`ProcessError::Transfer`] if no thread can be created.
     pub(super) fn multi_path(
         &self,
         on: bool,
@@ -227,7 +227,13 @@ impl ProcessEngine {
         if on && !self.config.allows_relays() {
             let configured = self.config.multi_path;
             let ranks = self.config.local_ranks.filter(|_| configured != MultiPath::Never);
-            return Err(ProcessError::NoRelays { configured, ranks });
+            let ranks = ranks.map_or(String::new(), |ranks| {
+                format!(", and {ranks} processes of this program run on the machine")
+            });
+            return Err(ProcessError::invalid(format!(
+                "copies cannot use other GPUs' links: transfer.multi_path is {configured}{ranks}; set transfer.multi_path = \"always\" to \
+                 use them all the same"
+            )));
         }
         self.on.store(on, Ordering::Release);
         if on {

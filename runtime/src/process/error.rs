@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use glake_device::{Address, DeviceId, DriverError, Stream};
 use glake_sim::TopologyError;
-use glake_tiers::{HostError, PoolError, RegionError, RegionOptions};
+use glake_tiers::{HostError, PoolError, RegionError};
 use glake_transfer::TransferError;
 use glake_units::Bytes;
 use glake_wire::{FrameError, PageError, SocketError};
 
-use super::regions::{copy_name, policy_name};
-use super::{Moved, PoolId, Shortage, Tags};
-use crate::config::MultiPath;
+use super::{Moved, PoolId, Shortage, Tags, UseId};
 use crate::share::ShareError;
 
 /// Error of an operation; a variant says what the caller can do about it.
@@ -61,57 +59,12 @@ pub enum ProcessError {
         /// Address of the request.
         address: Address,
     },
-    /// The private pool does not exist.
-    #[error("{device} has no private pool {id}: it was never begun or created, or was released")]
-    UnknownPool {
-        /// Device of the request.
-        device: DeviceId,
-        /// Private pool of the request.
-        id: PoolId,
-    },
-    /// Allocations already go to the private pool.
-    #[error("allocations of {device} go to private pool {id} already: end that first")]
-    PoolOpen {
-        /// Device of the request.
-        device: DeviceId,
-        /// Private pool of the request.
-        id: PoolId,
-    },
     /// The block cannot be shared, or the shared memory cannot be opened.
     #[error(transparent)]
     Share(#[from] ShareError),
-    /// No memory of another process is open at the address.
-    #[error("no memory of another process is open at {base}: it was closed as often as it was opened")]
-    NotOpen {
-        /// Address of the request.
-        base: Address,
-    },
-    /// The stream was not created by this process.
-    #[error("{device} has no stream {:#x} that this library made", stream.0)]
-    UnknownStream {
-        /// Device of the request.
-        device: DeviceId,
-        /// Stream of the request.
-        stream: Stream,
-    },
     /// The copy engine refuses, or an earlier copy failed.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// The copy does not exist.
-    #[error("no copy has the handle {handle}: it was waited for before, or never given")]
-    UnknownCopy {
-        /// Handle of the request.
-        handle: u64,
-    },
-    /// The memory belongs to no pool of this process.
-    #[error(
-        "{address} is no memory of this library's pools, so its bytes cannot be offloaded: leave them where they are, or let this library \
-         allocate them (glake.enable)"
-    )]
-    NotOurs {
-        /// Address of the request.
-        address: Address,
-    },
     /// Offloading is impossible during a capture.
     #[error(
         "stream {:#x} of {device} is captured into a graph: bytes can neither be offloaded nor be brought back by a graph; do it outside of the \
@@ -123,30 +76,6 @@ pub enum ProcessError {
         device: DeviceId,
         /// Stream that is captured.
         stream: Stream,
-    },
-    /// Memory of a private pool belongs to the pool's owner and is not offloaded.
-    #[error(
-        "memory at {address} of {device} belongs to the private pool {id}, whose owner relies on its blocks: leave it on the GPU"
-    )]
-    OffloadPrivate {
-        /// Device of the memory.
-        device: DeviceId,
-        /// Start address of the memory.
-        address: Address,
-        /// Private pool that contains the memory.
-        id: PoolId,
-    },
-    /// The offloaded memory does not exist.
-    #[error("nothing is offloaded under the number {id}: it was released before, or never given")]
-    UnknownOffload {
-        /// Number of the request.
-        id: u64,
-    },
-    /// The site does not exist.
-    #[error("no site that offloads has the number {id}: it was released before, or never made")]
-    UnknownSite {
-        /// Number of the request.
-        id: u64,
     },
     /// A pass needs more than its budget.
     #[error(
@@ -168,32 +97,6 @@ pub enum ProcessError {
     /// A pass was recorded in an impossible order.
     #[error("what the site that offloads was told is not of its pass: {0}")]
     Pass(#[from] glake_offload::TapeError),
-    /// No reload was started.
-    #[error("what is offloaded under the number {id} is not on its way back: begin to reload it first")]
-    NotReloading {
-        /// Number of the request.
-        id: u64,
-    },
-    /// Offloaded bytes are lost: their block was freed and the copy failed twice.
-    #[error(
-        "what is offloaded under the number {id} is lost: its block was freed, and the copy of what it had then failed twice; run the step again"
-    )]
-    OffloadTorn {
-        /// Number of the request.
-        id: u64,
-    },
-    /// Offloaded bytes can only return to the GPU that they left.
-    #[error(
-        "what is offloaded under the number {id} left {device}, and was to come back to memory of {asked}: reload it to {device}, and copy it on"
-    )]
-    OffloadedElsewhere {
-        /// Number of the request.
-        id: u64,
-        /// GPU that the bytes left.
-        device: DeviceId,
-        /// GPU of the request.
-        asked: DeviceId,
-    },
     /// A captured copy cannot be waited for.
     #[error(
         "stream {:#x} of {device} is captured into a graph, and a captured copy cannot be waited for: it runs when the graph does",
@@ -211,23 +114,6 @@ pub enum ProcessError {
          stream"
     )]
     ForeignContext,
-    /// Relays are disabled by configuration.
-    #[error(
-        "copies cannot use other GPUs' links: transfer.multi_path is {configured}{}; set transfer.multi_path = \"always\" to use them all the same",
-        ranks.map_or(String::new(), |ranks| format!(", and {ranks} processes of this program run on the machine"))
-    )]
-    NoRelays {
-        /// Configured value of `transfer.multi_path`.
-        configured: MultiPath,
-        /// Number of processes that share the links, if that is the reason.
-        ranks: Option<u32>,
-    },
-    /// The fraction of the memory is out of range.
-    #[error("a memory fraction of {fraction} is out of range: 0 to 1 is allowed")]
-    BadFraction {
-        /// Fraction of the request.
-        fraction: f64,
-    },
     /// The operating system provides no thread.
     #[error(
         "no thread for {what}: {source}; raise the limit of threads (ulimit -u, TasksMax=, docker run --pids-limit)"
@@ -278,64 +164,9 @@ pub enum ProcessError {
         #[source]
         source: Box<RegionError>,
     },
-    /// Parts of a live block are decommitted.
-    #[error(
-        "some of the {size} at {address} was decommitted, and has no memory: commit it first (glake.commit, glake_commit)"
-    )]
-    Decommitted {
-        /// Start address of the copy.
-        address: Address,
-        /// Size of the copy.
-        size: Bytes,
-    },
-    /// The device has no lease to add to.
-    #[error("{device} has no lease to add to: set one first (glake.lease.set, glake_lease_set)")]
-    NoLease {
-        /// Device of the request.
-        device: DeviceId,
-    },
-    /// No GPU has this name.
-    #[error("GPU {gpu} is none of this process's")]
-    NoSuchGpu {
-        /// Name of the request: a PCI address, or the number of a simulated GPU.
-        gpu: String,
-    },
     /// The agent is not joined, or controls what was to be changed.
     #[error(transparent)]
     Agent(Box<AgentError>),
-    /// The region does not exist.
-    #[error("there is no region '{tag}': {} are there; define it first", named(known))]
-    UnknownTag {
-        /// Region of the request.
-        tag: String,
-        /// Regions that exist.
-        known: Vec<String>,
-    },
-    /// The name is reserved for memory outside regions.
-    #[error(
-        "a region cannot be called '{tag}': that is memory outside of regions; take another name, of one letter or more"
-    )]
-    ReservedTag {
-        /// Name of the request.
-        tag: String,
-    },
-    /// The region exists with other options.
-    #[error(
-        "region '{tag}' is there as {}, and was asked for as {}: take another tag, or the same options",
-        described(defined),
-        described(asked)
-    )]
-    OtherOptions {
-        /// Region of the request.
-        tag: String,
-        /// Options of the existing region.
-        defined: Box<RegionOptions>,
-        /// Options of the request.
-        asked: Box<RegionOptions>,
-    },
-    /// The thread is in no region.
-    #[error("this thread is in no region: it left as often as it entered")]
-    InNoRegion,
     /// Uses did not end in time; the gate is open again and nothing was moved.
     #[error(
         "{uses} {} of {tags} {} still running after {waited:.1?}: the gate is open again and nothing of that was moved; wait for them, or allow \
@@ -350,26 +181,6 @@ pub enum ProcessError {
         uses: usize,
         /// Time for which the call waited.
         waited: Duration,
-    },
-    /// The work of parked uses did not finish in time. Nothing was moved; the uses continue.
-    #[error(
-        "work of {tags} was still running on a GPU {waited:.1?} after all that use it were parked at safe points: does it wait for another \
-         rank, or for the host? Nothing was moved, they go on; shrink again later"
-    )]
-    ParkedWork {
-        /// Regions of the shrink.
-        tags: Tags,
-        /// Time for which the call waited.
-        waited: Duration,
-    },
-    /// A parked use voted against the move, because another rank could not be parked. Nothing was moved; the use continues.
-    #[error(
-        "not all that use {tags} agreed to be parked: another rank of the process group was not parked at the same step, or its work did not end. \
-         Nothing was moved, they go on; shrink on all ranks, and again later"
-    )]
-    NotAgreed {
-        /// Regions of the shrink.
-        tags: Tags,
     },
     /// A use needs memory that is or will be evicted.
     #[error("the gate is closed: {tags} is not on its GPU, or about to leave it; refill it, or wait for it")]
@@ -397,64 +208,116 @@ pub enum ProcessError {
         /// Time for which the call waited.
         waited: Duration,
     },
-    /// A background refill was cancelled: it got no thread, or the process ends.
-    #[error(
-        "the refill of {tags} was given up: it got no thread (the log says why), or the process ends; what is evicted stays so"
-    )]
-    RefillGivenUp {
-        /// Regions of the refill.
-        tags: Tags,
+    /// The request cannot be served; the text says why, and what to do.
+    #[error("{message}")]
+    Refused {
+        /// Reaction that the error calls for.
+        kind: ErrorKind,
+        /// Reason and remedy.
+        message: String,
     },
-    /// The use does not exist.
-    #[error("no use has the number {id}: it was ended before, or never begun")]
-    UnknownUse {
-        /// Number of the request.
-        id: u64,
-    },
-    /// The program's hook refused: nothing was moved.
-    #[error(
-        "the hook {when} refused{}: nothing was moved where it comes before; see what it said, or set another",
-        answer.map_or_else(|| " without an answer".to_owned(), |answer| format!(" with {answer}"))
-    )]
-    HookRefused {
-        /// Moment of the hook: before or after a move.
-        when: &'static str,
-        /// Return value of the hook.
-        answer: Option<i32>,
-    },
-    /// The program's hook timed out: nothing was moved.
-    #[error(
-        "the hook {when} took longer than {timeout:.1?}: nothing was moved where it comes before; allow it more time, or mend it"
-    )]
-    HookTimedOut {
-        /// Moment of the hook: before or after a move.
-        when: &'static str,
-        /// Timeout of the hook.
-        timeout: Duration,
-    },
-    /// The request cannot be parsed.
-    #[error("the request to {what} is wrong: {}", without_place(source))]
-    BadAsk {
-        /// Kind of request.
-        what: &'static str,
-        /// Error of the parser.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// No folder for files is configured.
-    #[error(
-        "nothing can go to files here: set tiers.files to a folder on a local disk, or take \"host\" or \"peer\""
-    )]
-    NoFiles,
-    /// No other GPU is available.
-    #[error(
-        "bytes{} cannot go to another GPU here: name another one that is visible, or take \"host\" or \"file\"",
-        device.map_or_else(String::new, |device| format!(" of {device}"))
-    )]
-    NoPeer {
-        /// Device of the bytes, if known.
-        device: Option<DeviceId>,
-    },
+}
+
+/// Kind of a [`ProcessError::Refused`].
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is wrong, comes at the wrong time, or names an object that does not exist.
+    Invalid,
+    /// The operation is impossible for this memory or in this configuration.
+    Unsupported,
+    /// The gate or the program prevents the move now. Nothing was moved; a later attempt may succeed.
+    Closed,
+    /// Bytes are lost.
+    Lost,
+}
+
+impl ProcessError {
+    pub(super) fn invalid(message: impl Into<String>) -> ProcessError {
+        ProcessError::Refused { kind: ErrorKind::Invalid, message: message.into() }
+    }
+
+    pub(super) fn unsupported(message: impl Into<String>) -> ProcessError {
+        ProcessError::Refused { kind: ErrorKind::Unsupported, message: message.into() }
+    }
+
+    pub(super) fn closed(message: impl Into<String>) -> ProcessError {
+        ProcessError::Refused { kind: ErrorKind::Closed, message: message.into() }
+    }
+
+    pub(super) fn lost(message: impl Into<String>) -> ProcessError {
+        ProcessError::Refused { kind: ErrorKind::Lost, message: message.into() }
+    }
+
+    pub(super) fn unknown_pool(device: DeviceId, id: PoolId) -> ProcessError {
+        ProcessError::invalid(format!(
+            "{device} has no private pool {id}: it was never begun or created, or was released"
+        ))
+    }
+
+    pub(super) fn unknown_copy(handle: u64) -> ProcessError {
+        ProcessError::invalid(format!(
+            "no copy has the handle {handle}: it was waited for before, or never given"
+        ))
+    }
+
+    pub(super) fn unknown_offload(id: u64) -> ProcessError {
+        ProcessError::invalid(format!(
+            "nothing is offloaded under the number {id}: it was released before, or never given"
+        ))
+    }
+
+    pub(super) fn unknown_site(id: u64) -> ProcessError {
+        ProcessError::invalid(format!(
+            "no site that offloads has the number {id}: it was released before, or never made"
+        ))
+    }
+
+    pub(super) fn unknown_use(id: UseId) -> ProcessError {
+        ProcessError::invalid(format!("no use has the number {}: it was ended before, or never begun", id.0))
+    }
+
+    /// Creates the error for a live block with decommitted parts.
+    pub(super) fn decommitted(address: Address, size: Bytes) -> ProcessError {
+        ProcessError::invalid(format!(
+            "some of the {size} at {address} was decommitted, and has no memory: commit it first (glake.commit, glake_commit)"
+        ))
+    }
+
+    pub(super) fn no_files() -> ProcessError {
+        ProcessError::unsupported(
+            "nothing can go to files here: set tiers.files to a folder on a local disk, or take \"host\" or \"peer\"",
+        )
+    }
+
+    /// Creates the error for bytes of a device that no other GPU can hold.
+    pub(super) fn no_peer(device: Option<DeviceId>) -> ProcessError {
+        let of = device.map_or_else(String::new, |device| format!(" of {device}"));
+        ProcessError::unsupported(format!(
+            "bytes{of} cannot go to another GPU here: name another one that is visible, or take \"host\" or \"file\""
+        ))
+    }
+
+    /// Creates the error for a background refill that was cancelled.
+    pub(super) fn refill_given_up(tags: &Tags) -> ProcessError {
+        ProcessError::closed(format!(
+            "the refill of {tags} was given up: it got no thread (the log says why), or the process ends; what is evicted stays so"
+        ))
+    }
+
+    /// Creates the error for a parked use that voted against the move, because another rank could not be parked.
+    pub(super) fn not_agreed(tags: &Tags) -> ProcessError {
+        ProcessError::closed(format!(
+            "not all that use {tags} agreed to be parked: another rank of the process group was not parked at the same step, or its work \
+             did not end. Nothing was moved, they go on; shrink on all ranks, and again later"
+        ))
+    }
+
+    /// Returns whether the request was refused with this text in the message.
+    #[cfg(test)]
+    pub(super) fn says(&self, text: &str) -> bool {
+        matches!(self, ProcessError::Refused { message, .. } if message.contains(text))
+    }
 }
 
 /// Error of joining an agent. Each variant calls for a different reaction of the caller.
@@ -577,27 +440,5 @@ impl AgentError {
 impl From<AgentError> for ProcessError {
     fn from(error: AgentError) -> ProcessError {
         ProcessError::Agent(Box::new(error))
-    }
-}
-
-/// Joins quoted names; an empty list gives a placeholder word.
-fn named(tags: &[String]) -> String {
-    match tags {
-        [] => "none".to_owned(),
-        tags => tags.iter().map(|tag| format!("'{tag}'")).collect::<Vec<_>>().join(", "),
-    }
-}
-
-fn described(options: &RegionOptions) -> String {
-    format!("{} with host_copy {}", policy_name(options.policy), copy_name(options.host_copy))
-}
-
-/// Formats a parser error without its position, unless the position helps: programs write these requests.
-fn without_place(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let place = format!(" at line {} column {}", error.line(), error.column());
-    match error.classify() {
-        serde_json::error::Category::Data => text.strip_suffix(&place).unwrap_or(&text).to_owned(),
-        _ => text,
     }
 }

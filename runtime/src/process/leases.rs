@@ -40,11 +40,16 @@ impl Leases {
     /// Adds to a device's lease. A grant of 0 bytes is a denial: waiting callers give up.
     ///
     /// # Errors
-    /// [`ProcessError::NoLease`]; [`AgentError::LeasesAreTheAgents`].
+    /// [`ProcessError::Refused`] without a lease; [`AgentError::LeasesAreTheAgents`].
     pub fn grant(&self, device: i64, bytes: Bytes) -> Result<()> {
         self.refuse_beside_an_agent()?;
         let memory = self.registry.device(device)?;
-        memory.lease.grant(bytes).then_some(()).ok_or(ProcessError::NoLease { device: memory.id() })
+        memory.lease.grant(bytes).then_some(()).ok_or_else(|| {
+            ProcessError::invalid(format!(
+                "{} has no lease to add to: set one first (glake.lease.set, glake_lease_set)",
+                memory.id()
+            ))
+        })
     }
 
     /// Lowers a device's lease by at most `most` bytes: first unused lease, then free memory, which is returned to the driver. Returns the

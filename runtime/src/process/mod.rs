@@ -66,7 +66,7 @@ pub use agent::AgentLink;
 pub use copies::{Copies, CopyAsk, Form};
 use device::{DeviceMemory, Started};
 use device_registry::{DeviceRegistry, Opened};
-pub use error::{AgentError, ProcessError};
+pub use error::{AgentError, ErrorKind, ProcessError};
 pub use gate::{Ballot, Gate, GateView, Tags, UseId, WhenClosed};
 pub use leases::Leases;
 use observers::Action;
@@ -181,7 +181,7 @@ impl Process {
             driver,
             devices: registry.devices.clone(),
             observers: registry.observers.clone(),
-            flags: set.flags().clone(),
+            flags: set.flags.clone(),
             pools: Pools::new(&registry, &streams, set),
             copies: Copies::new(&registry, &streams, set),
             offload: Offload::new(&registry, &streams, set),
@@ -385,7 +385,7 @@ impl Process {
     /// Restores exactly the blocks of a checkpoint as live, at their addresses ([`glake_tiers::GpuPool::restore`]).
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`]; the pool's error, with the live blocks unchanged.
+    /// [`ProcessError::Refused`] if the pool does not exist; the pool's error, with the live blocks unchanged.
     pub fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
         let restored = self.pools.restore(checkpoint)?;
         // The pool has ended these exports before their bytes could be reused; their descriptors are closed here.
@@ -404,10 +404,12 @@ impl Process {
     /// Sets the fraction of a device's memory that may be reserved; its pool need not have started.
     ///
     /// # Errors
-    /// [`ProcessError::BadFraction`].
+    /// [`ProcessError::Refused`] if the fraction is out of range.
     pub fn set_fraction(&self, device: i64, fraction: f64) -> Result<()> {
         if !(0.0..=1.0).contains(&fraction) {
-            return Err(ProcessError::BadFraction { fraction });
+            return Err(ProcessError::invalid(format!(
+                "a memory fraction of {fraction} is out of range: 0 to 1 is allowed"
+            )));
         }
         self.device(device)?.set_fraction(fraction, self.registry.config.limit);
         Ok(())
@@ -426,7 +428,7 @@ impl Process {
     /// caller's thread.
     pub fn stop(&self) {
         self.registry.stop();
-        self.regions.set().gate().stop();
+        self.regions.set().gate.stop();
         self.agent.stop();
         self.regions.stop_background();
         self.sharing.stop();
@@ -434,7 +436,7 @@ impl Process {
             engine.stop();
         }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
-        self.regions.set().end_files();
+        self.regions.set().stores.end_files();
     }
 
     #[inline]

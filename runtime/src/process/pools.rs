@@ -46,7 +46,7 @@ impl Pools {
     /// Until it is known that no capture follows or that it is over, no completion point is recorded.
     ///
     /// # Errors
-    /// [`ProcessError::PoolOpen`] if allocations already go there, unless their capture is over.
+    /// [`ProcessError::Refused`] if allocations already go there, unless their capture is over.
     pub fn begin(&self, device: i64, id: PoolId, filter: Option<Filter>) -> Result<()> {
         let started = self.registry.started(self.registry.device(device)?)?;
         started.private.begin(&started.pool, id, filter)
@@ -56,7 +56,7 @@ impl Pools {
     /// is no capture.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`] if nothing was begun.
+    /// [`ProcessError::Refused`] if nothing was begun.
     pub fn expect_capture(&self, device: i64, id: PoolId, stream: Stream) -> Result<()> {
         let started = self.named(device, id)?;
         started.private.expect(&started.pool, id, stream)
@@ -65,7 +65,7 @@ impl Pools {
     /// Ends the route of [`Pools::begin`]; the pool stays.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`] if nothing was begun.
+    /// [`ProcessError::Refused`] if nothing was begun.
     pub fn end(&self, device: i64, id: PoolId) -> Result<()> {
         let started = self.named(device, id)?;
         started.private.end(&started.pool, id)
@@ -74,7 +74,7 @@ impl Pools {
     /// Removes an owner of a private pool. After the last one its memory is released as its blocks are freed.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`].
+    /// [`ProcessError::Refused`] if the pool does not exist.
     pub fn release(&self, device: i64, id: PoolId) -> Result<()> {
         let started = self.named(device, id)?;
         let released = started.private.release(&started.pool, id);
@@ -93,7 +93,7 @@ impl Pools {
     /// Calls `visit` with the address and the size of every live block of a private pool.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`].
+    /// [`ProcessError::Refused`] if the pool does not exist.
     pub fn blocks(&self, device: i64, id: PoolId, mut visit: impl FnMut(Address, Bytes)) -> Result<()> {
         let started = self.named(device, id)?;
         let domain = started.private.domain(&started.pool, id)?;
@@ -105,7 +105,7 @@ impl Pools {
     /// bytes.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`]; the driver's error.
+    /// [`ProcessError::Refused`] if the pool does not exist; the driver's error.
     pub fn trim(&self, device: i64, id: PoolId) -> Result<Bytes> {
         let started = self.named(device, id)?;
         let domain = started.private.domain(&started.pool, id)?;
@@ -118,7 +118,7 @@ impl Pools {
     /// Records which blocks of a private pool are live.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`].
+    /// [`ProcessError::Refused`] if the pool does not exist.
     pub fn checkpoint(&self, device: i64, id: PoolId) -> Result<PoolCheckpoint> {
         let started = self.named(device, id)?;
         let blocks = started.pool.checkpoint(started.private.domain(&started.pool, id)?)?;
@@ -129,7 +129,7 @@ impl Pools {
     /// the pool first.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`]; errors of the refill; the pool's error, with the live blocks unchanged.
+    /// [`ProcessError::Refused`] if the pool does not exist; errors of the refill; the pool's error, with the live blocks unchanged.
     pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
         let PoolCheckpoint { device, id, blocks } = checkpoint;
         let started = self.named(*device, *id)?;
@@ -153,7 +153,7 @@ impl Pools {
     /// Returns the device of a private pool.
     fn named(&self, device: i64, id: PoolId) -> Result<&Started> {
         let memory = self.registry.device(device)?;
-        memory.started().ok_or(ProcessError::UnknownPool { device: memory.id(), id })
+        memory.started().ok_or_else(|| ProcessError::unknown_pool(memory.id(), id))
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
     fn a_pool_lives_as_long_as_its_owners() {
         let Parts { pools, .. } = Parts::new();
         assert!(
-            matches!(pools.end(0, ID), Err(ProcessError::UnknownPool { .. })),
+            matches!(pools.end(0, ID), Err(ref error) if error.says("has no private pool")),
             "its device has not started"
         );
         assert_eq!(pools.owners(0, ID).unwrap(), 0);
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!((pools.owners(0, ID).unwrap(), pools.owners(1, ID).unwrap()), (2, 0));
         pools.release(0, ID).unwrap();
         pools.release(0, ID).unwrap();
-        assert!(matches!(pools.trim(0, ID), Err(ProcessError::UnknownPool { .. })));
+        assert!(matches!(pools.trim(0, ID), Err(ref error) if error.says("has no private pool")));
         assert!(matches!(pools.create(5, ID), Err(ProcessError::NoSuchDevice { device: 5, .. })));
     }
 

@@ -132,7 +132,7 @@ impl PrivatePools {
     pub(super) fn expect(&self, pool: &GpuPool, id: PoolId, stream: Stream) -> Result<(), ProcessError> {
         let mut table = self.table.lock();
         let route = table.routes.iter_mut().find(|route| route.id == id);
-        let route = route.ok_or(ProcessError::UnknownPool { device: pool.device(), id })?;
+        let route = route.ok_or_else(|| ProcessError::unknown_pool(pool.device(), id))?;
         // The handle of a thread's default stream means nothing to other threads.
         route.stream = (stream != Stream::PER_THREAD).then_some(stream);
         Ok(())
@@ -160,7 +160,12 @@ impl PrivatePools {
         let mut table = self.table.lock();
         let earlier = match table.routes.iter().position(|route| route.id == id) {
             Some(at) if table.routes[at].gives_way(&thread, over) => Some(table.routes.remove(at)),
-            Some(_) => return Err(ProcessError::PoolOpen { device: pool.device(), id }),
+            Some(_) => {
+                return Err(ProcessError::invalid(format!(
+                    "allocations of {} go to private pool {id} already: end that first",
+                    pool.device()
+                )));
+            }
             None => None,
         };
         let domain = table.own(pool, id, DomainOptions::private_pool());
@@ -181,7 +186,7 @@ impl PrivatePools {
 
     /// Ends the route of [`PrivatePools::begin`].
     pub(super) fn end(&self, pool: &GpuPool, id: PoolId) -> Result<(), ProcessError> {
-        let ended = self.close(id).ok_or(ProcessError::UnknownPool { device: pool.device(), id });
+        let ended = self.close(id).ok_or_else(|| ProcessError::unknown_pool(pool.device(), id));
         // Its capture has ended before, if it had one.
         pool.completion_events().sweep_holds();
         ended
@@ -203,7 +208,7 @@ impl PrivatePools {
         let domain = {
             let mut table = self.table.lock();
             let entry = table.pools.get_mut(&id);
-            let entry = entry.ok_or(ProcessError::UnknownPool { device: pool.device(), id })?;
+            let entry = entry.ok_or_else(|| ProcessError::unknown_pool(pool.device(), id))?;
             entry.owners -= 1;
             if entry.owners > 0 {
                 return Ok(());
@@ -225,7 +230,7 @@ impl PrivatePools {
     /// Returns the domain of a pool.
     pub(super) fn domain(&self, pool: &GpuPool, id: PoolId) -> Result<DomainId, ProcessError> {
         let domain = self.table.lock().pools.get(&id).map(|pool| pool.domain);
-        domain.ok_or(ProcessError::UnknownPool { device: pool.device(), id })
+        domain.ok_or_else(|| ProcessError::unknown_pool(pool.device(), id))
     }
 
     /// Returns all domains of private pools, including released ones with memory, with their numbers. Forgets the others.
@@ -390,7 +395,7 @@ mod schedules {
                     assert_eq!(private.domain_of(&pool, raw, state), Allocator::default_domain());
                     private.release(&pool, own).unwrap();
                     private.release(&pool, common).unwrap();
-                    assert!(matches!(private.release(&pool, own), Err(ProcessError::UnknownPool { .. })));
+                    assert!(matches!(private.release(&pool, own), Err(ref error) if error.says("has no private pool")));
                 })
             });
             let allocates = {

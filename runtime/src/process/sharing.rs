@@ -82,7 +82,7 @@ impl Sharing {
     /// during a capture, a later call unmaps it.
     ///
     /// # Errors
-    /// [`ProcessError::NotOpen`].
+    /// [`ProcessError::Refused`] if nothing is open there.
     pub fn close(&self, base: Address) -> Result<()> {
         self.imports.close(base)
     }
@@ -132,7 +132,9 @@ mod tests {
         assert_eq!(parts.sharing.exports(), 1);
         let base = parts.sharing.open(&handle, 1).unwrap();
         parts.sharing.close(base).unwrap();
-        assert!(matches!(parts.sharing.close(base), Err(ProcessError::NotOpen { .. })));
+        assert!(
+            matches!(parts.sharing.close(base), Err(ref error) if error.says("no memory of another process is open"))
+        );
         parts.sharing.forget_block(block);
         assert_eq!(parts.sharing.exports(), 0);
         assert!(matches!(parts.sharing.share(Address(1)), Err(ProcessError::InNoBlock { .. })));
@@ -210,7 +212,11 @@ impl Imports {
     /// Removes a user. The last one unmaps the memory, or a later call does if a capture is open now.
     pub(super) fn close(&self, base: Address) -> Result<()> {
         let mut state = self.state.lock();
-        let opened = state.open.get_mut(&base).ok_or(ProcessError::NotOpen { base })?;
+        let opened = state.open.get_mut(&base).ok_or_else(|| {
+            ProcessError::invalid(format!(
+                "no memory of another process is open at {base}: it was closed as often as it was opened"
+            ))
+        })?;
         opened.count -= 1;
         if opened.count == 0
             && let Some(opened) = state.open.remove(&base)

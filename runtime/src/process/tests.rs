@@ -63,7 +63,9 @@ fn a_fraction_holds_before_and_after_the_start_and_never_lifts_a_limit() {
     assert!(process.malloc(0, mib(800), STREAM).is_ok());
     assert!(process.malloc(0, mib(200), STREAM).is_err());
     for wrong in [-1.0, 1.5, f64::NAN] {
-        assert!(matches!(process.set_fraction(0, wrong), Err(ProcessError::BadFraction { .. })));
+        assert!(
+            matches!(process.set_fraction(0, wrong), Err(ref error) if error.says("a memory fraction of"))
+        );
     }
 }
 
@@ -275,7 +277,9 @@ fn a_block_is_shared_until_it_is_freed() {
     process.pools().begin(0, PoolId(0, 1), None).unwrap();
     process.sharing().close(base).unwrap();
     assert!(read(0).is_ok(), "a capture may be open");
-    assert!(matches!(process.sharing().close(base), Err(ProcessError::NotOpen { .. })));
+    assert!(
+        matches!(process.sharing().close(base), Err(ref error) if error.says("no memory of another process is open"))
+    );
     process.pools().end(0, PoolId(0, 1)).unwrap();
     process.trim(None, Bytes::ZERO).unwrap();
     assert!(read(0).is_err());
@@ -298,7 +302,7 @@ fn a_private_pool_keeps_what_is_free_until_it_is_trimmed_by_name() {
     assert!(process.pools().trim(0, id).unwrap() >= mib(40));
     assert_eq!(reserved(), 0);
     process.pools().release(0, id).unwrap();
-    assert!(matches!(process.pools().trim(0, id), Err(ProcessError::UnknownPool { .. })));
+    assert!(matches!(process.pools().trim(0, id), Err(ref error) if error.says("has no private pool")));
 }
 
 #[test]
@@ -401,8 +405,10 @@ fn handles_are_for_one_wait() {
     let handle = process.copies().mark(STREAM).unwrap();
     while !process.copies().is_done(handle).unwrap() {}
     process.copies().wait(handle).unwrap();
-    assert!(matches!(process.copies().wait(handle), Err(ProcessError::UnknownCopy { .. })));
-    assert!(matches!(process.copies().is_done(handle), Err(ProcessError::UnknownCopy { .. })));
+    assert!(matches!(process.copies().wait(handle), Err(ref error) if error.says("no copy has the handle")));
+    assert!(
+        matches!(process.copies().is_done(handle), Err(ref error) if error.says("no copy has the handle"))
+    );
     assert!(process.copies().is_done(0).unwrap());
     process.copies().wait(0).unwrap();
     assert!(process.copies().mark(Stream(0x1234)).is_err());
@@ -416,7 +422,7 @@ fn a_handle_is_ended_by_one_wait_or_dropped() {
         if round % 2 == 0 { process.copies().drop(handle) } else { process.copies().wait(handle) }.unwrap();
         assert_eq!(process.copies().pending.len(), 0);
         for answer in [process.copies().drop(handle), process.copies().wait(handle)] {
-            assert!(matches!(answer, Err(ProcessError::UnknownCopy { .. })));
+            assert!(matches!(answer, Err(ref error) if error.says("no copy has the handle")));
         }
     }
     process.copies().drop(0).unwrap();

@@ -204,7 +204,7 @@ impl CommandThread {
         tier: &glake_wire::Tier,
         until: Instant,
     ) -> Result<()> {
-        let no_gpu = |gpu: &str| ProcessError::NoSuchGpu { gpu: gpu.to_owned() };
+        let no_gpu = |gpu: &str| ProcessError::invalid(format!("GPU {gpu} is none of this process's"));
         let memory = self.registry.device(device.ok_or_else(|| no_gpu(gpu))?)?;
         let taken = match memory.started() {
             Some(started) => started.pool.take_lease(bytes)?,
@@ -233,7 +233,7 @@ impl CommandThread {
 
     /// Requests the memory back for uses that a shrink parked: parked uses cannot request it themselves.
     fn want_parked_back(&mut self) {
-        if self.regions.gate().view().parked > 0 {
+        if self.regions.gate.view().parked > 0 {
             self.refill();
         }
     }
@@ -257,7 +257,7 @@ impl CommandThread {
                 }
                 let mut state = refill.lock();
                 let asked = std::mem::take(&mut state.is_asked);
-                let waits = regions.gate().view().parked > 0 && outcome.is_err();
+                let waits = regions.gate.view().parked > 0 && outcome.is_err();
                 if handle.is_over() || !(asked || waits) {
                     state.is_running = false;
                     return;

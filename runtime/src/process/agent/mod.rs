@@ -206,7 +206,7 @@ impl Joiner {
         let os = |what| move |source| AgentError::Os { what, source };
         let wake = self.handle.open().map_err(os("a descriptor"))?;
         self.handle.activity.open()?;
-        self.regions.gate().tell_activity();
+        self.regions.gate.tell_activity();
         let (commands, to_do) = channel();
         let session = Session {
             handle: self.handle.clone(),
@@ -289,7 +289,7 @@ impl Joiner {
     /// Ends the threads, which were asked to stop, and all leases.
     fn end_session(&self, joined: Joined) {
         // Ends commands that wait for uses.
-        self.regions.gate().changed();
+        self.regions.gate.changed();
         self.join_threads(joined);
         self.handle.set_off();
         self.registry.devices.iter().for_each(DeviceMemory::end_lease);

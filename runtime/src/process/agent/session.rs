@@ -243,7 +243,7 @@ impl Session {
             state.ledger.restarted(said_wants, now);
             // Cancel parks that the previous agent requested.
             self.handle.unparked();
-            self.regions.gate().changed();
+            self.regions.gate.changed();
             let _ = self.commands.send(Command { epoch: welcome.epoch, what: What::Unpark });
         }
         if welcome.wait {
@@ -450,7 +450,7 @@ impl Session {
             }
             ToWorker::Unpark => {
                 self.handle.unparked();
-                self.regions.gate().changed();
+                self.regions.gate.changed();
                 command(What::Unpark);
             }
             ToWorker::Shrink { gpu, bytes, tier, within_ms, more } => {

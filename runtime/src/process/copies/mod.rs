@@ -71,7 +71,7 @@ impl Copies {
     /// link and does not wait.
     ///
     /// # Errors
-    /// [`super::ProcessError::NoRelays`]; [`super::ProcessError::Transfer`] where there is no thread.
+    /// [`super::ProcessError::Refused`] if the configuration forbids it; [`super::ProcessError::Transfer`] where there is no thread.
     pub fn multi_path(&self, on: bool) -> Result<()> {
         self.registry.multi_path(on)
     }
@@ -139,7 +139,7 @@ impl Copies {
     /// Waits on the host until the bytes of a copy have arrived, and releases its handle; 0 is the handle of a finished copy.
     ///
     /// # Errors
-    /// [`super::ProcessError::UnknownCopy`]; the error of the copy.
+    /// [`super::ProcessError::Refused`] if the handle is unknown; the error of the copy.
     pub fn wait(&self, handle: u64) -> Result<()> {
         if handle == 0 { Ok(()) } else { self.pending.wait(handle) }
     }
@@ -147,7 +147,7 @@ impl Copies {
     /// Releases the handle of a copy without waiting; 0 is the handle of a finished copy.
     ///
     /// # Errors
-    /// [`super::ProcessError::UnknownCopy`].
+    /// [`super::ProcessError::Refused`] if the handle is unknown.
     pub fn drop(&self, handle: u64) -> Result<()> {
         if handle == 0 { Ok(()) } else { self.pending.drop(handle) }
     }
@@ -194,7 +194,7 @@ impl Copies {
     fn bring_back(&self, request: &CopyRequest) -> Result<()> {
         self.regions.written(request.to)?;
         self.regions.touched(request.from)?;
-        if self.regions.flags().is_any_decommitted() { self.check_committed(request) } else { Ok(()) }
+        if self.regions.flags.is_any_decommitted() { self.check_committed(request) } else { Ok(()) }
     }
 
     #[cold]
@@ -205,7 +205,7 @@ impl Copies {
             started.any(|started| started.pool.is_decommitted(*address, size))
         };
         let missing = [to, from].into_iter().find(is_missing);
-        missing.map_or(Ok(()), |address| Err(ProcessError::Decommitted { address, size }))
+        missing.map_or(Ok(()), |address| Err(ProcessError::decommitted(address, size)))
     }
 
     fn split_tried(&self, lent: Lent<'_>, ask: &CopyAsk, way: Option<Direction>) -> Result<bool> {

@@ -46,7 +46,7 @@ impl PendingCopies {
         let copy = self.copies.lock().remove(&handle);
         // Another thread may be asking whether it is done.
         let pending = copy.and_then(|copy| copy.lock().take());
-        match pending.ok_or(ProcessError::UnknownCopy { handle })? {
+        match pending.ok_or_else(|| ProcessError::unknown_copy(handle))? {
             Pending::Engine(copy) => Ok(copy.wait()?),
             Pending::Native(event) => Ok(event.synchronize()?),
             Pending::Captured(on) => Err(captured(on)),
@@ -57,7 +57,7 @@ impl PendingCopies {
     pub(super) fn drop(&self, handle: u64) -> Result<()> {
         let copy = self.copies.lock().remove(&handle);
         // Another thread may be waiting or querying: it keeps its reference.
-        copy.map(std::mem::drop).ok_or(ProcessError::UnknownCopy { handle })
+        copy.map(std::mem::drop).ok_or_else(|| ProcessError::unknown_copy(handle))
     }
 
     /// Returns the number of handles in use.
@@ -69,13 +69,13 @@ impl PendingCopies {
     /// Returns whether a copy is finished; its handle stays valid.
     pub(super) fn is_done(&self, handle: u64) -> Result<bool> {
         let copy = self.copies.lock().get(&handle).cloned();
-        let copy = copy.ok_or(ProcessError::UnknownCopy { handle })?;
+        let copy = copy.ok_or_else(|| ProcessError::unknown_copy(handle))?;
         let pending = copy.lock();
         match &*pending {
             Some(Pending::Engine(copy)) => Ok(copy.is_done()?),
             Some(Pending::Native(event)) => Ok(event.is_passed()?),
             Some(Pending::Captured(on)) => Err(captured(*on)),
-            None => Err(ProcessError::UnknownCopy { handle }),
+            None => Err(ProcessError::unknown_copy(handle)),
         }
     }
 }

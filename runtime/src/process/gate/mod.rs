@@ -237,14 +237,14 @@ impl Gate {
     /// Ends the use with this number.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownUse`].
+    /// [`ProcessError::Refused`] if the use does not exist.
     pub fn end_use(&self, id: UseId) -> Result<()> {
         let mut state = self.state.lock();
         let left = state.end_use(id);
         self.note_uses(&state);
         drop(state);
         self.changed.notify_all();
-        if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
+        if left { Ok(()) } else { Err(ProcessError::unknown_use(id)) }
     }
 
     /// Returns whether a caller waits for uses to end or moves their memory (one relaxed load).
@@ -351,22 +351,22 @@ impl Gate {
     /// the thread was not added and must begin a use of its own.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownUse`].
+    /// [`ProcessError::Refused`] if the use does not exist.
     pub fn join_use(&self, id: UseId) -> Result<bool> {
-        self.state.lock().join(id).ok_or(ProcessError::UnknownUse { id: id.0 })
+        self.state.lock().join(id).ok_or_else(|| ProcessError::unknown_use(id))
     }
 
     /// Removes a thread from a use that it joined.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownUse`].
+    /// [`ProcessError::Refused`] if the use does not exist.
     pub fn leave_use(&self, id: UseId) -> Result<()> {
         let mut state = self.state.lock();
         let left = state.leave(id);
         self.note_uses(&state);
         drop(state);
         self.changed.notify_all();
-        if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
+        if left { Ok(()) } else { Err(ProcessError::unknown_use(id)) }
     }
 
     /// Lets no use of these tags begin, and waits until the running ones have ended or are parked.

@@ -273,7 +273,7 @@ impl Offload {
         if !self.checks.have_room() {
             return None;
         }
-        let digests = self.regions.digests(place.started.pool.device()).ok()??;
+        let digests = self.regions.stores.digests(true, place.started.pool.device()).ok()??;
         // Includes a few earlier bytes for alignment, which lie in the same block.
         let before = address.0 % WORD;
         let size = place.span.size().saturating_add(Bytes::new(before));

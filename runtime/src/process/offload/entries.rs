@@ -131,9 +131,9 @@ impl Entries {
     /// Returns the entry with a number.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownOffload`].
+    /// [`ProcessError::Refused`] if the number is unknown.
     pub(super) fn of(&self, id: u64) -> Result<Arc<Mutex<Entry>>> {
-        self.entries.lock().get(&id).cloned().ok_or(ProcessError::UnknownOffload { id })
+        self.entries.lock().get(&id).cloned().ok_or_else(|| ProcessError::unknown_offload(id))
     }
 
     /// Removes the entry with a number.
@@ -141,7 +141,7 @@ impl Entries {
     /// # Errors
     /// As [`Entries::of`].
     pub(super) fn remove(&self, id: u64) -> Result<Arc<Mutex<Entry>>> {
-        self.entries.lock().remove(&id).ok_or(ProcessError::UnknownOffload { id })
+        self.entries.lock().remove(&id).ok_or_else(|| ProcessError::unknown_offload(id))
     }
 
     /// Returns the number of entries.

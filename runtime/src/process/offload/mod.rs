@@ -123,10 +123,10 @@ impl Offload {
     /// Enqueues the copy without waiting, except to pin host memory if none is free.
     ///
     /// # Errors
-    /// [`ProcessError::Host`] if there is no host memory, [`ProcessError::NotOurs`], [`ProcessError::OffloadPrivate`],
-    /// [`ProcessError::OffloadCaptured`], [`ProcessError::ForeignContext`]: the bytes stay in place, and so should the caller's tensor.
-    /// [`ProcessError::InNoBlock`] and [`ProcessError::Pool`] for bytes in no live block; [`ProcessError::Decommitted`]; errors of
-    /// refilling evicted memory and of the driver.
+    /// [`ProcessError::Host`] if there is no host memory, [`ProcessError::Refused`] for memory outside the pools or of private
+    /// pools, [`ProcessError::OffloadCaptured`], [`ProcessError::ForeignContext`]: the bytes stay in place, and so
+    /// should the caller's tensor. [`ProcessError::InNoBlock`] and [`ProcessError::Pool`] for bytes in no live block;
+    /// [`ProcessError::Refused`] for decommitted memory; errors of refilling evicted memory and of the driver.
     pub fn offload(&self, raw: Stream, address: Address, size: Bytes) -> Result<u64> {
         self.copy_out(raw, address, size, None)
     }
@@ -151,7 +151,9 @@ impl Offload {
         }
         let device = self.device_of(address)?;
         if let Some(id) = self.private_pool(address) {
-            return Err(ProcessError::OffloadPrivate { device, address, id });
+            return Err(ProcessError::unsupported(format!(
+                "memory at {address} of {device} belongs to the private pool {id}, whose owner relies on its blocks: leave it on the GPU"
+            )));
         }
         self.streams.with_default_of(Some(device), || {
             let on = self.stream(raw)?;
@@ -198,8 +200,8 @@ impl Offload {
     /// block's memory. May be called again, for the same or another block.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownOffload`]; [`ProcessError::OffloadedElsewhere`] for memory of another GPU; [`ProcessError::Transfer`] if the
-    /// copy out failed, [`ProcessError::OffloadTorn`] if the second copy of a check failed; errors as of [`Offload::offload`] for the
+    /// [`ProcessError::Refused`] if the number is unknown, for memory of another GPU, and if the second copy of a check failed;
+    /// [`ProcessError::Transfer`] if the copy out failed; errors as of [`Offload::offload`] for the
     /// address. The contents at the address are undefined then.
     pub fn begin_reload(&self, id: u64, raw: Stream, address: Address) -> Result<()> {
         let entry = self.entries.of(id)?;
@@ -212,10 +214,17 @@ impl Offload {
         };
         let device = self.device_of(address)?;
         if device != away.device {
-            return Err(ProcessError::OffloadedElsewhere { id, device: away.device, asked: device });
+            let left = away.device;
+            return Err(ProcessError::invalid(format!(
+                "what is offloaded under the number {id} left {left}, and was to come back to memory of {device}: reload it to {left}, and \
+                 copy it on"
+            )));
         }
         if away.is_torn {
-            return Err(ProcessError::OffloadTorn { id });
+            return Err(ProcessError::lost(format!(
+                "what is offloaded under the number {id} is lost: its block was freed, and the copy of what it had then failed twice; run \
+                 the step again"
+            )));
         }
         away.check()?;
         let load = self.streams.with_default_of(Some(device), || self.load(away, raw, address))??;
@@ -226,13 +235,15 @@ impl Offload {
     /// Makes a stream wait, on its GPU, for the most recent copy in.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownOffload`]; [`ProcessError::NotReloading`] if none was started; [`ProcessError::OffloadCaptured`]; the
-    /// driver's error.
+    /// [`ProcessError::Refused`] if the number is unknown or no reload was started;
+    /// [`ProcessError::OffloadCaptured`]; the driver's error.
     pub fn wait_reload(&self, id: u64, raw: Stream) -> Result<()> {
         let entry = self.entries.of(id)?;
         let mut entry = entry.lock();
         if !entry.is_loaded {
-            return Err(ProcessError::NotReloading { id });
+            return Err(ProcessError::invalid(format!(
+                "what is offloaded under the number {id} is not on its way back: begin to reload it first"
+            )));
         }
         let Some((away, _)) = &entry.away else { return Ok(()) };
         let device = away.device;
@@ -262,7 +273,7 @@ impl Offload {
     /// Returns the number of bytes of an entry.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownOffload`].
+    /// [`ProcessError::Refused`] if the number is unknown.
     pub fn size(&self, id: u64) -> Result<Bytes> {
         let entry = self.entries.of(id)?;
         let entry = entry.lock();
@@ -272,7 +283,7 @@ impl Offload {
     /// Returns a number for the lifetime of the live block that contains an address; no other block of its device ever has the same.
     ///
     /// # Errors
-    /// [`ProcessError::NotOurs`], [`ProcessError::InNoBlock`].
+    /// [`ProcessError::Refused`] for memory outside the pools, [`ProcessError::InNoBlock`].
     pub fn generation(&self, address: Address) -> Result<u64> {
         let started = self.started(self.device_of(address)?)?;
         Ok(self.identified(started, address, Bytes::new(1))?.generation)
@@ -282,7 +293,7 @@ impl Offload {
     /// stopped the memory stays as it is.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownOffload`].
+    /// [`ProcessError::Refused`] if the number is unknown.
     pub fn release(&self, id: u64) -> Result<()> {
         // Only bookkeeping is left then: dropped entries hold events.
         if self.registry.is_stopped() {
@@ -338,15 +349,20 @@ impl Offload {
             address.0.checked_sub(start.0).is_some_and(|offset| Bytes::new(offset) < size)
         };
         let found = { started }.find(holds);
-        found.map(|started| started.pool.device()).ok_or(ProcessError::NotOurs { address })
+        found.map(|started| started.pool.device()).ok_or_else(|| {
+            ProcessError::unsupported(format!(
+                "{address} is no memory of this library's pools, so its bytes cannot be offloaded: leave them where they are, or let this \
+                 library allocate them (glake.enable)"
+            ))
+        })
     }
 
     /// Returns the live block and span of bytes that are all on the GPU.
     fn place(&self, address: Address, size: Bytes) -> Result<Place<'_>> {
         let started = self.started(self.device_of(address)?)?;
         let block = self.identified(started, address, size)?;
-        if self.regions.flags().is_any_decommitted() && started.pool.is_decommitted(address, size) {
-            return Err(ProcessError::Decommitted { address, size });
+        if self.regions.flags.is_any_decommitted() && started.pool.is_decommitted(address, size) {
+            return Err(ProcessError::decommitted(address, size));
         }
         Ok(Place { started, block, span: started.pool.read_holds().span(address, size)? })
     }
@@ -382,7 +398,7 @@ impl Offload {
         if let Some(host) = &*host {
             return Ok(host.clone());
         }
-        let made = HostMemory::new(&self.regions.host(device)?, self.regions.host_arena());
+        let made = HostMemory::new(&self.regions.stores.host(device)?, self.regions.config.host_arena);
         Ok(host.insert(made).clone())
     }
 

@@ -27,7 +27,7 @@ impl Offload {
     /// [`Preset::Memory`] nothing is measured.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`], [`ProcessError::NoSuchDevice`].
+    /// [`ProcessError::Refused`] if the site does not exist, [`ProcessError::NoSuchDevice`].
     pub fn ask(&self, site: u64, device: i64, budget: Option<Bytes>, preset: Preset) -> Result<()> {
         let device = self.registry.device(device)?.id();
         let planned = self.sites.of(site)?;
@@ -47,7 +47,7 @@ impl Offload {
     /// Removes a site with its plans and the results of its checks.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub fn release_site(&self, site: u64) -> Result<()> {
         self.checks.forget_site(site);
         self.sites.release(site)?;
@@ -59,7 +59,8 @@ impl Offload {
     /// memory is unchanged and the budget was never exceeded since. A program that gives all forward passes one number has one shape.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Budget`] if a pass with the same earlier forward passes needed more than the budget.
+    /// [`ProcessError::Refused`] if the site does not exist; [`ProcessError::Budget`] if a pass with the same earlier forward passes needed
+    /// more than the budget.
     pub fn needs(&self, site: u64, shape: u64) -> Result<bool> {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
@@ -94,7 +95,7 @@ impl Offload {
     /// start first, as far as there is room, and returns their number; the rest follows with the next call.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub fn packed(
         &self,
         site: u64,
@@ -140,7 +141,7 @@ impl Offload {
     /// began.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub fn leaf_begins(&self, site: u64) -> Result<()> {
         if let Some(timer) = &self.sites.of(site)?.lock().timer {
             timer.lock().leaf_begins();
@@ -152,7 +153,7 @@ impl Offload {
     /// after all.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub fn untimed(&self, site: u64) -> Result<()> {
         let known = self.sites.of(site)?;
         let mut planned = known.lock();
@@ -168,7 +169,7 @@ impl Offload {
     /// call.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub fn replays(&self, site: u64, scope: ScopeId, begins: bool) -> Result<()> {
         let known = self.sites.of(site)?;
         let mut planned = known.lock();
@@ -193,7 +194,7 @@ impl Offload {
     /// Records that a handle of an item is unpacked. Fills `begin` as [`Offload::packed`] does.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
+    /// [`ProcessError::Refused`] if the site does not exist; [`ProcessError::Pass`].
     pub fn unpacked(&self, site: u64, item: ItemId, begin: &mut [u64]) -> Result<usize> {
         let known = self.sites.of(site)?;
         let mut planned = known.lock();
@@ -211,7 +212,7 @@ impl Offload {
     /// Records that the GPU copy of an item is freed while a handle of it lives.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub fn freed(&self, site: u64, item: ItemId) -> Result<()> {
         self.sites.of(site)?.lock().site.freed(item);
         Ok(())
@@ -220,7 +221,7 @@ impl Offload {
     /// Records that the handle of an item is dropped. The last one ends the pass.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
+    /// [`ProcessError::Refused`] if the site does not exist; [`ProcessError::Pass`].
     pub fn dropped(&self, site: u64, item: ItemId) -> Result<()> {
         let known = self.sites.of(site)?;
         let mut planned = known.lock();
@@ -310,7 +311,7 @@ impl Offload {
     }
 
     fn host_room(&self, asked: Asked) -> Option<Bytes> {
-        let pool = self.regions.host(asked.device).ok()?.statistics();
+        let pool = self.regions.stores.host(asked.device).ok()?.statistics();
         let own = self.host(asked.device).ok()?.bytes().0;
         Some(Measures::host_room(pool.room, own))
     }
@@ -420,7 +421,6 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::super::sites::Sites;
-    use super::*;
 
     #[test]
     fn numbers_of_sites_are_given_once() {
@@ -428,7 +428,7 @@ mod tests {
         let site = sites.create();
         sites.release(site).unwrap();
         for error in [sites.release(site).unwrap_err(), sites.of(site).map(drop).unwrap_err()] {
-            assert!(matches!(error, ProcessError::UnknownSite { .. }), "{error}");
+            assert!(error.says("no site that offloads"), "{error}");
         }
         assert!(sites.create() > site);
     }

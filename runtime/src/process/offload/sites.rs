@@ -244,17 +244,17 @@ impl Sites {
     /// Removes a site and its plans.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub fn release(&self, id: u64) -> Result<()> {
-        self.known.lock().remove(&id).map(drop).ok_or(ProcessError::UnknownSite { id })
+        self.known.lock().remove(&id).map(drop).ok_or_else(|| ProcessError::unknown_site(id))
     }
 
     /// Returns the site with a number.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`].
+    /// [`ProcessError::Refused`] if the site does not exist.
     pub(super) fn of(&self, id: u64) -> Result<Arc<Mutex<Planned>>> {
-        self.known.lock().get(&id).cloned().ok_or(ProcessError::UnknownSite { id })
+        self.known.lock().get(&id).cloned().ok_or_else(|| ProcessError::unknown_site(id))
     }
 }
 
@@ -310,7 +310,7 @@ impl Offload {
     /// Returns a site's goal, its last plan and its passes as JSON; with `course` also the planned pass step by step.
     ///
     /// # Errors
-    /// [`super::ProcessError::UnknownSite`].
+    /// [`super::ProcessError::Refused`] if the site does not exist.
     pub fn told(&self, site: u64, course: bool) -> Result<Value> {
         let planned = self.sites.of(site)?;
         let planned = planned.lock();

@@ -1,11 +1,12 @@
 //! Public interface of regions. [`Regions::decommit`] and [`Regions::commit`] serve caches that grow and shrink within one block.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId, Stream};
 use glake_tiers::{
-    ByteRange, CleanCounts, CopyPolicy, LiveBlock, Policy, Region, RegionError, RegionOptions,
+    ByteRange, CleanCounts, CopyPolicy, GpuPool, LiveBlock, Policy, Region, RegionError, RegionOptions,
 };
 use glake_units::Bytes;
 
@@ -58,7 +59,8 @@ impl Regions {
     /// Defines a region. Repeating a definition with the same options is no error. The extents have the size `tiers.extent`.
     ///
     /// # Errors
-    /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`]; [`ProcessError::NoThread`] if there is no thread to clean it.
+    /// [`ProcessError::Refused`] if the region has other options or its name is reserved;
+    /// [`ProcessError::NoThread`] if there is no thread to clean it.
     pub fn define(&self, options: RegionOptions) -> Result<()> {
         let extent = self.set.config.extent;
         let (clean, prepare) = (options.clean, options.host_copy == CopyPolicy::Prepare);
@@ -76,7 +78,7 @@ impl Regions {
     /// Routes the calling thread's allocations to this region until it leaves; private pools take precedence.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`].
+    /// [`ProcessError::Refused`] if the region does not exist.
     pub fn enter(&self, tag: &str) -> Result<()> {
         let tagged = self.set.table.get(tag)?;
         touch::push(&self.set.flags, tagged);
@@ -86,16 +88,21 @@ impl Regions {
     /// Leaves the region that the calling thread entered last.
     ///
     /// # Errors
-    /// [`ProcessError::InNoRegion`].
+    /// [`ProcessError::Refused`] if the thread is in no region.
     pub fn leave(&self) -> Result<()> {
-        if touch::pop(&self.set.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
+        if touch::pop(&self.set.flags) {
+            Ok(())
+        } else {
+            Err(ProcessError::invalid("this thread is in no region: it left as often as it entered"))
+        }
     }
 
     /// Seals a region: the program promises not to write to its bytes, on any device, until it is unsealed. With `strict` they are mapped
     /// read-only once no use of the region runs.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; [`ProcessError::Region`] if its policy is not `sealed`; [`ProcessError::StillUsed`].
+    /// [`ProcessError::Refused`] if the region does not exist; [`ProcessError::Region`] if its policy is not `sealed`;
+    /// [`ProcessError::StillUsed`].
     pub fn seal(&self, tag: &str, strict: bool) -> Result<()> {
         let tagged = self.set.table.get(tag)?;
         let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
@@ -103,7 +110,7 @@ impl Regions {
         let closing = strict.then(|| self.set.gate.close(&tags, Some(timeout))).transpose()?;
         // A use that could still continue would write to memory that is being remapped.
         if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
-            return Err(ProcessError::NotAgreed { tags });
+            return Err(ProcessError::not_agreed(&tags));
         }
         tagged.seal(strict)?;
         self.set.registry.observers.agent().start_is_over();
@@ -113,7 +120,7 @@ impl Regions {
     /// Unseals a region: its bytes may change again.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; errors of the pool.
+    /// [`ProcessError::Refused`] if the region does not exist; errors of the pool.
     pub fn unseal(&self, tag: &str) -> Result<()> {
         Ok(self.set.table.get(tag)?.unseal()?)
     }
@@ -144,7 +151,8 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Pool`] if no block begins there, or a range exceeds it.
     pub fn set_live(&self, address: Address, ranges: Option<&[ByteRange]>) -> Result<()> {
-        self.set.set_live(address, ranges)
+        let pool = self.pool_of(address)?;
+        self.set.live_callbacks.declare(&pool, address, ranges)
     }
 
     /// Sets a callback that reports the live bytes of a block, called by each shrink that takes the block: on its own thread, without
@@ -154,17 +162,17 @@ impl Regions {
     /// # Errors
     /// As [`Regions::set_live`].
     pub fn ask_live(&self, address: Address, call: LiveCallback) -> Result<()> {
-        self.set.ask_live(address, call)
+        self.set.live_callbacks.ask(self.pool_of(address)?, address, call)
     }
 
     /// Evicts GPU memory, with the gate closed for it until it is refilled. Regions of a device move one after the other, devices in
     /// parallel. Without the gate, the caller promises to enqueue no work on the memory until the refill is over.
     ///
     /// # Errors
-    /// [`ProcessError::StillUsed`], [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing was moved and the gate is open.
-    /// [`ProcessError::Region`]: no bytes are lost, and the same call continues.
+    /// [`ProcessError::StillUsed`], [`ProcessError::Refused`] if a hook refuses or times out: nothing was
+    /// moved and the gate is open. [`ProcessError::Region`]: no bytes are lost, and the same call continues.
     pub fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
-        self.set.shrink(ask)
+        self.set.shrink_while(ask, &|| true)
     }
 
     /// Refills evicted memory at its old addresses. If `wait` is false, the refill runs in the background and logs its errors; the next
@@ -210,7 +218,7 @@ impl Regions {
     /// Sets the order of refills; tags that are not named follow in the order of their first allocations.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]: the order is unchanged.
+    /// [`ProcessError::Refused`] if the region does not exist: the order is unchanged.
     pub fn set_order(&self, tags: &[String]) -> Result<()> {
         self.set.table.set_order(tags)
     }
@@ -251,12 +259,12 @@ impl Regions {
     /// refill, the refill continues in the background.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; [`ProcessError::Closed`] with [`WhenClosed::Refuse`]; [`ProcessError::HeldTooLong`]; errors of the
-    /// refill.
+    /// [`ProcessError::Refused`] if the region does not exist; [`ProcessError::Closed`] with [`WhenClosed::Refuse`];
+    /// [`ProcessError::HeldTooLong`]; errors of the refill.
     pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
         self.set.registry.observers.agent().has_loaded();
-        self.set.resume_relays();
+        self.set.relays.resume();
         Ok(id)
     }
 
@@ -275,7 +283,7 @@ impl Regions {
         timeout: Option<Duration>,
         attempt: impl Fn(&Gate, Option<Duration>) -> Result<Admission<T>>,
     ) -> Result<T> {
-        self.set.check(tags)?;
+        self.check(tags)?;
         let begin = std::time::Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
@@ -302,10 +310,27 @@ impl Regions {
         self.set.touched(address)
     }
 
+    /// Checks that the tags exist. Memory outside regions always does; new graph pools are looked up.
+    fn check(&self, tags: &Tags) -> Result<()> {
+        let Tags::These(tags) = tags else { return Ok(()) };
+        tags.iter().try_for_each(|tag| {
+            self.set.table.known(tag).or_else(|_| {
+                self.set.table.cover(&self.set.registry.devices);
+                self.set.table.known(tag)
+            })?;
+            Ok(())
+        })
+    }
+
+    fn pool_of(&self, address: Address) -> Result<Arc<GpuPool>> {
+        let found = self.set.started_at(address).map(|started| started.pool.clone());
+        found.ok_or(ProcessError::InNoBlock { address })
+    }
+
     /// Pins the configured host memory, with the first region.
     fn prepare_once(&self) -> Result<()> {
         let wanted = self.set.config.host_prepare;
-        if wanted.is_zero() || !self.set.take_preparation() {
+        if wanted.is_zero() || self.set.prepared.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let regions = self.set.clone();
@@ -321,18 +346,6 @@ impl Regions {
 }
 
 impl RegionSet {
-    /// Checks that the tags exist. Memory outside regions always does; new graph pools are looked up.
-    fn check(&self, tags: &Tags) -> Result<()> {
-        let Tags::These(tags) = tags else { return Ok(()) };
-        tags.iter().try_for_each(|tag| {
-            self.table.known(tag).or_else(|_| {
-                self.table.cover(&self.registry.devices);
-                self.table.known(tag)
-            })?;
-            Ok(())
-        })
-    }
-
     pub(in super::super) fn views(&self) -> Result<Vec<RegionView>> {
         self.table.cover(&self.registry.devices);
         let mut tags = self.table.named(None)?;

@@ -71,7 +71,7 @@ impl Shrink {
     /// Parses the options from JSON.
     ///
     /// # Errors
-    /// [`ProcessError::BadAsk`].
+    /// [`ProcessError::Refused`] if the text cannot be parsed.
     pub fn from_json(text: &str) -> Result<Shrink> {
         read("shrink", text)
     }
@@ -86,14 +86,26 @@ impl Refill {
     /// Parses the options from JSON.
     ///
     /// # Errors
-    /// [`ProcessError::BadAsk`].
+    /// [`ProcessError::Refused`] if the text cannot be parsed.
     pub fn from_json(text: &str) -> Result<Refill> {
         read("refill", text)
     }
 }
 
 fn read<T: for<'de> Deserialize<'de>>(what: &'static str, text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|source| ProcessError::BadAsk { what, source })
+    serde_json::from_str(text).map_err(|source| {
+        ProcessError::invalid(format!("the request to {what} is wrong: {}", without_place(&source)))
+    })
+}
+
+/// Formats a parser error without its position, unless the position helps: programs write these requests.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match error.classify() {
+        serde_json::error::Category::Data => text.strip_suffix(&place).unwrap_or(&text).to_owned(),
+        _ => text,
+    }
 }
 
 fn milliseconds<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Duration>, D::Error> {

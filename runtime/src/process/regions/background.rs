@@ -269,7 +269,7 @@ impl Regions {
     /// Refills the evicted memory of a use. `begin` and `timeout` are the use's; after the timeout the refill continues.
     ///
     /// # Errors
-    /// Errors of the refill; [`ProcessError::HeldTooLong`], [`ProcessError::RefillGivenUp`].
+    /// Errors of the refill; [`ProcessError::HeldTooLong`], [`ProcessError::Refused`] if the refill is cancelled.
     pub(super) fn refill_for_use(
         &self,
         tags: &Tags,
@@ -287,14 +287,14 @@ impl Regions {
             Waited::Over(outcome) => outcome.map(|_| ()),
             Waited::OthersTold => Ok(()),
             Waited::GoesOn => Err(ProcessError::HeldTooLong { tags: tags.clone(), waited: begin.elapsed() }),
-            Waited::GivenUp => Err(ProcessError::RefillGivenUp { tags: tags.clone() }),
+            Waited::GivenUp => Err(ProcessError::refill_given_up(tags)),
         }
     }
 
     /// Refills and waits up to `timeout`; the refill continues afterwards.
     ///
     /// # Errors
-    /// Errors of the refill; [`ProcessError::StillComing`], [`ProcessError::RefillGivenUp`].
+    /// Errors of the refill; [`ProcessError::StillComing`], [`ProcessError::Refused`] if the refill is cancelled.
     pub(super) fn refill_within(&self, ask: &Refill, timeout: Duration) -> Result<RefillReport> {
         let begin = Instant::now();
         let coming = Arc::<BackgroundRefill>::default();
@@ -305,7 +305,7 @@ impl Regions {
             Waited::OthersTold | Waited::GoesOn => {
                 Err(ProcessError::StillComing { tags: tags(), waited: begin.elapsed() })
             }
-            Waited::GivenUp => Err(ProcessError::RefillGivenUp { tags: tags() }),
+            Waited::GivenUp => Err(ProcessError::refill_given_up(&tags())),
         }
     }
 

@@ -77,7 +77,7 @@ impl Cleaner {
             let (begin, mut watched) = (Instant::now(), AllWatched::default());
             let step = (wait / 4).clamp(STEPS.0, STEPS.1);
             while !end.waits(step) {
-                regions.look_at_all(&mut watched, &end, begin, wait);
+                IdleWork { regions: &regions, end: &end }.look_at_all(&mut watched, begin, wait);
             }
         };
         let named = std::thread::Builder::new().name("glake-cleaner".to_owned());
@@ -128,13 +128,19 @@ impl End {
     }
 }
 
-impl RegionSet {
+/// Work for idle regions.
+struct IdleWork<'a> {
+    regions: &'a RegionSet,
+    end: &'a End,
+}
+
+impl IdleWork<'_> {
     /// Looks at every region with work to do while idle, and does the work for those that have been idle long enough.
-    fn look_at_all(&self, all: &mut AllWatched, end: &End, begin: Instant, wait: Duration) {
-        let Ok(tags) = self.table.named(None) else { return };
+    fn look_at_all(&self, all: &mut AllWatched, begin: Instant, wait: Duration) {
+        let Ok(tags) = self.regions.table.named(None) else { return };
         for tagged in tags.iter().filter(|tagged| tagged.options.clean || is_prepared(tagged)) {
             for region in tagged.regions() {
-                if end.is_over() {
+                if self.end.is_over() {
                     return;
                 }
                 let watched = all.entry((region.pool().device(), region.domain())).or_default();
@@ -145,7 +151,7 @@ impl RegionSet {
                 match (todo, look) {
                     (Todo::Mark, _) => watched.mark(&region),
                     (Todo::Clean, Some(look)) => {
-                        let done = self.work_on(tagged, &region, look, end);
+                        let done = self.work_on(tagged, &region, look);
                         watched.idleness = after_work(tagged, look, done, begin.elapsed());
                     }
                     _ => {}
@@ -156,8 +162,11 @@ impl RegionSet {
 
     /// Returns the state of an idle region; `None` if it is in use, evicted or about to be, or a capture is open.
     fn look_at(&self, tagged: &Tagged, region: &Region) -> Option<Look> {
-        let after_use =
-            self.gate.idle_since(tagged.tag()).filter(|_| !tagged.is_away() && !self.is_capturing())?;
+        let after_use = self
+            .regions
+            .gate
+            .idle_since(tagged.tag())
+            .filter(|_| !tagged.is_away() && !self.is_capturing())?;
         if tagged.options.clean {
             region.void_clean(after_use);
         }
@@ -165,49 +174,49 @@ impl RegionSet {
     }
 
     /// Does the work for an idle region; returns whether all of it is done.
-    fn work_on(&self, tagged: &Tagged, region: &Region, look: Look, end: &End) -> Result<bool> {
-        let cleaned = !tagged.options.clean || self.clean_one(tagged, region, look, end)?;
-        let prepared = !is_prepared(tagged) || self.prepare_all(region.pool().device(), end)?;
+    fn work_on(&self, tagged: &Tagged, region: &Region, look: Look) -> Result<bool> {
+        let cleaned = !tagged.options.clean || self.clean_one(tagged, region, look)?;
+        let prepared = !is_prepared(tagged) || self.prepare_all(region.pool().device())?;
         Ok(cleaned && prepared)
     }
 
-    fn clean_one(&self, tagged: &Tagged, region: &Region, look: Look, end: &End) -> Result<bool> {
+    fn clean_one(&self, tagged: &Tagged, region: &Region, look: Look) -> Result<bool> {
         let device = region.pool().device();
-        let host = self.stores.host(device)?;
-        let mover = self.stores.idle_mover(device)?;
-        let Some(digests) = &self.stores.digests(true, device)? else { return Ok(true) };
+        let host = self.regions.stores.host(device)?;
+        let mover = self.regions.stores.idle_mover(device)?;
+        let Some(digests) = &self.regions.stores.digests(true, device)? else { return Ok(true) };
         let after_use = look.after_use;
-        let keep_going = &|| self.may_go_on(tagged, after_use, end);
+        let keep_going = &|| self.may_go_on(tagged, after_use);
         Ok(region.clean(Clean { host: &host, mover: &*mover, digests, after_use, keep_going })?.whole)
     }
 
     /// Returns whether the region is still idle before a piece, after yielding to other copies for a while.
-    fn may_go_on(&self, tagged: &Tagged, after_use: u64, end: &End) -> bool {
+    fn may_go_on(&self, tagged: &Tagged, after_use: u64) -> bool {
         let begin = Instant::now();
         loop {
             let is_idle = !tagged.is_away()
-                && self.gate.idle_since(tagged.tag()) == Some(after_use)
+                && self.regions.gate.idle_since(tagged.tag()) == Some(after_use)
                 && !self.is_capturing();
-            if !is_idle || end.is_over() {
+            if !is_idle || self.end.is_over() {
                 return false;
             }
-            if begin.elapsed() >= LET_OTHERS.0 || !self.stores.are_links_busy() {
+            if begin.elapsed() >= LET_OTHERS.0 || !self.regions.stores.are_links_busy() {
                 return true;
             }
-            end.waits(LET_OTHERS.1);
+            self.end.waits(LET_OTHERS.1);
         }
     }
 
     /// Pins host memory for all regions of a device whose options ask for it, while no use runs. Returns `false` if some is left to do.
-    fn prepare_all(&self, device: DeviceId, end: &End) -> Result<bool> {
-        let is_idle = || !end.is_over() && self.gate.is_idle() && !self.is_capturing();
+    fn prepare_all(&self, device: DeviceId) -> Result<bool> {
+        let is_idle = || !self.end.is_over() && self.regions.gate.is_idle() && !self.is_capturing();
         if !is_idle() {
             return Ok(false);
         }
-        let host = self.stores.host(device)?;
+        let host = self.regions.stores.host(device)?;
         let mut sizes: Vec<Bytes> = Vec::new();
-        for region in self.table.named(None)?.iter().flat_map(|tagged| tagged.regions()) {
-            if Arc::ptr_eq(&self.stores.host(region.pool().device())?, &host) {
+        for region in self.regions.table.named(None)?.iter().flat_map(|tagged| tagged.regions()) {
+            if Arc::ptr_eq(&self.regions.stores.host(region.pool().device())?, &host) {
                 sizes.extend(region.sizes_to_prepare());
             }
         }
@@ -216,7 +225,7 @@ impl RegionSet {
 
     /// Returns whether a capture is open, which pinning memory or marking work would break.
     fn is_capturing(&self) -> bool {
-        let asked = self.registry.completion_events.record(DeviceSet::EMPTY);
+        let asked = self.regions.registry.completion_events.record(DeviceSet::EMPTY);
         matches!(asked, Err(DriverError::Capturing { .. }))
     }
 }

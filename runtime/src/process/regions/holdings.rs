@@ -134,7 +134,7 @@ impl RegionSet {
         self.table.cover(&self.registry.devices);
         let tags = self.table.named(None)?;
         // First, because it waits for contexts to be destroyed.
-        let stayed = self.unsuspended_relays();
+        let stayed = self.relays.unsuspended();
         let costs = self.registry.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
         let mut left = Vec::new();
         for memory in self.registry.devices.iter() {

@@ -74,7 +74,7 @@ impl Hooks {
     /// Calls the hook before an operation.
     ///
     /// # Errors
-    /// [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: the operation must be cancelled.
+    /// [`ProcessError::Refused`] if a hook refuses or times out: the operation must be cancelled.
     pub(super) fn before(&self, event: &Value) -> Result<()> {
         let Both { before, timeout, .. } = self.both.read().clone();
         before.map_or(Ok(()), |hook| call(hook, "before", event, timeout))
@@ -111,6 +111,15 @@ impl Hooks {
             tracing::warn!(target: "glake::regions", %error, "a hook failed after memory was moved");
         }
     }
+
+    /// Calls the hook after an operation with its report or error.
+    pub(super) fn after_report(&self, event: &mut Value, report: std::result::Result<Value, &ProcessError>) {
+        match report {
+            Ok(report) => event["report"] = report,
+            Err(error) => event["error"] = error.to_string().into(),
+        }
+        self.after(event);
+    }
 }
 
 fn tell(hook: Option<Hook>, when: &'static str, mut event: Value) {
@@ -141,10 +150,18 @@ fn call(hook: Hook, when: &'static str, event: &Value, timeout: Option<Duration>
     };
     match (answer, timeout) {
         (Ok(0), _) => Ok(()),
-        (Ok(answer), _) => Err(ProcessError::HookRefused { when, answer: Some(answer) }),
-        (Err(RecvTimeoutError::Timeout), Some(timeout)) => Err(ProcessError::HookTimedOut { when, timeout }),
-        (Err(_), _) => Err(ProcessError::HookRefused { when, answer: None }),
+        (Ok(answer), _) => Err(hook_refused(when, &format!("with {answer}"))),
+        (Err(RecvTimeoutError::Timeout), Some(timeout)) => Err(ProcessError::closed(format!(
+            "the hook {when} took longer than {timeout:.1?}: nothing was moved where it comes before; allow it more time, or mend it"
+        ))),
+        (Err(_), _) => Err(hook_refused(when, "without an answer")),
     }
+}
+
+fn hook_refused(when: &str, answer: &str) -> ProcessError {
+    ProcessError::closed(format!(
+        "the hook {when} refused {answer}: nothing was moved where it comes before; see what it said, or set another"
+    ))
 }
 
 impl std::fmt::Debug for Hooks {
@@ -175,9 +192,27 @@ struct Asked {
 }
 
 impl LiveCallbacks {
-    fn add(&self, asked: Asked) {
-        self.all.lock().push(asked);
+    /// Declares the live bytes of a block; `None` means all bytes.
+    pub(super) fn declare(
+        &self,
+        pool: &GpuPool,
+        address: Address,
+        ranges: Option<&[ByteRange]>,
+    ) -> Result<()> {
+        match ranges {
+            Some(ranges) => pool.live_bytes().set(address, ranges)?,
+            None => pool.live_bytes().clear(address)?,
+        }
         self.forget();
+        Ok(())
+    }
+
+    /// Sets the callback of a block.
+    pub(super) fn ask(&self, pool: Arc<GpuPool>, address: Address, call: LiveCallback) -> Result<()> {
+        let answer = pool.live_bytes().ask(address)?;
+        self.all.lock().push(Asked { pool, address, answer, call });
+        self.forget();
+        Ok(())
     }
 
     /// Drops callbacks of freed blocks and of blocks with a newer declaration. Their destructors are the program's code.
@@ -210,30 +245,6 @@ impl std::fmt::Debug for LiveCallbacks {
 }
 
 impl RegionSet {
-    /// Implements [`super::Regions::set_live`].
-    pub(super) fn set_live(&self, address: Address, ranges: Option<&[ByteRange]>) -> Result<()> {
-        let pool = self.pool_of(address)?;
-        match ranges {
-            Some(ranges) => pool.live_bytes().set(address, ranges)?,
-            None => pool.live_bytes().clear(address)?,
-        }
-        self.live_callbacks.forget();
-        Ok(())
-    }
-
-    /// Implements [`super::Regions::ask_live`].
-    pub(super) fn ask_live(&self, address: Address, call: LiveCallback) -> Result<()> {
-        let pool = self.pool_of(address)?;
-        let answer = pool.live_bytes().ask(address)?;
-        self.live_callbacks.add(Asked { pool, address, answer, call });
-        Ok(())
-    }
-
-    fn pool_of(&self, address: Address) -> Result<Arc<GpuPool>> {
-        let found = self.started_at(address).map(|started| started.pool.clone());
-        found.ok_or(ProcessError::InNoBlock { address })
-    }
-
     /// Calls the callbacks of blocks in these domains, whose work has ended; returns warnings for the report.
     pub(super) fn learn_live(&self, domains: &[(DeviceId, DomainId)]) -> Result<Vec<String>> {
         let asked = self.live_callbacks.of(domains);

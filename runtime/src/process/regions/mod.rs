@@ -34,13 +34,10 @@ mod tests;
 mod touch;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use glake_device::DeviceId;
-use glake_device::owned::Digests;
-use glake_tiers::HostPool;
-use glake_units::Bytes;
 
 use super::device_registry::DeviceRegistry;
 use super::gate::Gate;
@@ -54,7 +51,7 @@ pub use holdings::MemoryUsage;
 pub use hooks::{Hook, LiveCallback};
 use hooks::{Hooks, LiveCallbacks};
 use refill::OngoingShrinks;
-use relays::RefillCount;
+use relays::Relays;
 use report::Prediction;
 pub use report::{Moved, RefillReport, RegionView, ShrinkReport, SkippedExtent};
 pub(super) use report::{copy_name, policy_name};
@@ -66,11 +63,11 @@ use table::Table;
 #[derive(Debug)]
 pub(super) struct RegionSet {
     registry: Arc<DeviceRegistry>,
-    config: config::Tiers,
-    flags: Arc<RegionFlags>,
-    gate: Gate,
+    pub(super) config: config::Tiers,
+    pub(super) flags: Arc<RegionFlags>,
+    pub(super) gate: Gate,
     table: Arc<Table>,
-    stores: Stores,
+    pub(super) stores: Stores,
     prediction: Prediction,
     hooks: Hooks,
     live_callbacks: LiveCallbacks,
@@ -80,7 +77,7 @@ pub(super) struct RegionSet {
     ongoing_shrinks: Box<[OngoingShrinks]>,
     /// Whether host memory was pinned ahead of time, or is being pinned.
     prepared: AtomicBool,
-    refills_begun: RefillCount,
+    relays: Relays,
 }
 
 impl RegionSet {
@@ -108,49 +105,9 @@ impl RegionSet {
             background_refills: Arc::default(),
             ongoing_shrinks: (0..devices).map(|_| OngoingShrinks::default()).collect(),
             prepared: AtomicBool::new(false),
-            refills_begun: RefillCount::default(),
+            relays: Relays::new(registry),
             config,
         }
-    }
-
-    /// Claims the task of pinning host memory ahead of time; returns whether the caller has it.
-    fn take_preparation(&self) -> bool {
-        !self.prepared.swap(true, Ordering::Relaxed)
-    }
-
-    /// Ends the files of evicted memory, because the process ends.
-    pub(super) fn end_files(&self) {
-        self.stores.end_files();
-    }
-
-    /// Returns the pool of pinned host memory that a device can access.
-    ///
-    /// # Errors
-    /// [`super::ProcessError::Host`].
-    pub(super) fn host(&self, device: DeviceId) -> super::Result<Arc<HostPool>> {
-        self.stores.host(device)
-    }
-
-    /// Returns the digest kernels for a device.
-    ///
-    /// # Errors
-    /// Errors of loading the kernels.
-    pub(super) fn digests(&self, device: DeviceId) -> super::Result<Option<Arc<Digests>>> {
-        self.stores.digests(true, device)
-    }
-
-    /// Returns the size of the arenas in which host memory is pinned.
-    pub(super) fn host_arena(&self) -> Bytes {
-        self.config.host_arena
-    }
-
-    /// Returns the gate of the regions.
-    pub(super) fn gate(&self) -> &Gate {
-        &self.gate
-    }
-
-    pub(super) fn flags(&self) -> &Arc<RegionFlags> {
-        &self.flags
     }
 
     fn ongoing_shrinks_of(&self, device: DeviceId) -> Option<&OngoingShrinks> {

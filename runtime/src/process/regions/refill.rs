@@ -48,9 +48,9 @@ impl RegionSet {
         let refilling = self.registry.observers.refill_begins();
         let moved = self.move_in(&tags, ask, request);
         refilling.end(&moved);
-        self.resume_relays();
+        self.relays.resume();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
-        self.tell_after(&mut event, report.as_ref().map(RefillReport::json));
+        self.hooks.after_report(&mut event, report.as_ref().map(RefillReport::json));
         report
     }
 
@@ -62,7 +62,7 @@ impl RegionSet {
         }
         let begin = Instant::now();
         let device = region.pool().device();
-        self.count_refill();
+        self.relays.count_refill();
         let mut event = json!({ "event": "refill", "tags": [tagged.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = tagged.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
@@ -73,10 +73,10 @@ impl RegionSet {
             0 => self.registry.refill_timeout,
             _ => self.registry.refill_timeout.min(region.pool().lease().grow_timeout()),
         };
-        let job = (tagged.clone(), region.clone(), Bytes::MAX);
-        let moved = self.refill_one(&job, self.config.verify, credits, None);
+        let (verify, wanted) = (self.config.verify, Wanted::default());
+        let moved = RegionRefill { regions: self, tagged, region, verify, credits, wanted }.run(Bytes::MAX);
         refilling.end(&moved);
-        self.resume_relays();
+        self.relays.resume();
         if let Some(beside) = beside {
             match &moved {
                 Ok(moved) => event["report"] = RefillReport::of(vec![moved.clone()], begin.elapsed()).json(),
@@ -102,7 +102,7 @@ impl RegionSet {
         let wanted: Vec<(usize, Bytes)> =
             evicted.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
         let chosen = in_order(&wanted, bytes.unwrap_or(Bytes::MAX));
-        self.count_refill();
+        self.relays.count_refill();
         let jobs: Vec<Job> = chosen
             .into_iter()
             .map(|(at, amount)| {
@@ -117,41 +117,14 @@ impl RegionSet {
             matches!(error, ProcessError::Region(RegionError::Damaged { .. } | RegionError::Unread { .. }))
         };
         let moved = on_each_device(&jobs, goes_on, |job, moved| {
-            self.refill_one(job, verify, credits, request).map(|one| moved.push(one))
+            let (tagged, region, amount) = job;
+            let wanted = Wanted::by(request, tagged, region.pool().device());
+            let refill = RegionRefill { regions: self, tagged, region, verify, credits, wanted };
+            refill.run(*amount).map(|one| moved.push(one))
         });
         // Also for tags that are whole: the thread that completed them may not have settled them yet.
         self.settle(tags);
         moved.whole()
-    }
-
-    /// Runs `bring`, which creates memory of a region and its contents, and waits while there is no memory. A shrink of the same region
-    /// goes first meanwhile. On return the evicted bytes of the region are up to date.
-    fn make_room<T>(
-        &self,
-        (tagged, region): (&Tagged, &Region),
-        verify: bool,
-        credits: Duration,
-        wanted: Wanted<'_>,
-        make: impl Fn(TransferContext<'_>, &Waiting<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let device = region.pool().device();
-        let no_device =
-            ProcessError::NoSuchDevice { device: device.0.into(), count: self.registry.devices.len() };
-        let ongoing_shrinks = self.ongoing_shrinks_of(device).ok_or(no_device)?;
-        loop {
-            let credits_of = region.pool().lease().credits(credits);
-            let waiting = ongoing_shrinks.waiting(region.domain(), credits_of, wanted);
-            let made = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
-                let checks = self.stores.digests(verify, device)?;
-                make(TransferContext { mover: &*mover, checks: checks.as_deref() }, &waiting)
-            });
-            tagged.settle(&self.flags, &self.gate);
-            let is_over = made.is_ok() || !waiting.gave_way();
-            if is_over || !ongoing_shrinks.wait_for(region.domain(), credits) {
-                return made;
-            }
-            self.registry.observers.agent().want_again();
-        }
     }
 
     /// Implements [`super::Regions::commit`].
@@ -167,39 +140,57 @@ impl RegionSet {
         // This is new memory, not refilled memory.
         lease.forget_wanted();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
-        let wanted = Wanted::default();
-        let made =
-            self.make_room((tagged, region), self.config.verify, credits, wanted, |context, waiting| {
-                Ok(region.commit(address, size, context, waiting)?)
-            });
+        let (verify, wanted) = (self.config.verify, Wanted::default());
+        let refill = RegionRefill { regions: self, tagged, region, verify, credits, wanted };
+        let made = refill.make_room(|context, waiting| Ok(region.commit(address, size, context, waiting)?));
         refilling.end(&made);
         made
     }
 
-    fn refill_one(
-        &self,
-        (tagged, region, amount): &Job,
-        verify: bool,
-        credits: Duration,
-        request: Option<&RefillRequest>,
-    ) -> Result<Moved> {
+    /// Reports the bytes that must be granted for a refill.
+    fn want(&self, jobs: &[Job]) {
+        for memory in self.registry.devices.iter() {
+            let own = jobs.iter().filter(|(_, region, _)| region.pool().device() == memory.id());
+            let evicted: Bytes = own.map(|(_, region, amount)| region.sizes().1.min(*amount)).sum();
+            if !evicted.is_zero() {
+                memory.lease.want(evicted);
+            }
+        }
+    }
+}
+
+/// Refill of one region in progress.
+struct RegionRefill<'r> {
+    regions: &'r RegionSet,
+    tagged: &'r Tagged,
+    region: &'r Region,
+    /// Whether bytes are compared with the evicted ones.
+    verify: bool,
+    /// Timeout of the wait for grants.
+    credits: Duration,
+    wanted: Wanted<'r>,
+}
+
+impl RegionRefill<'_> {
+    /// Refills up to `amount` bytes; [`Bytes::MAX`] means everything.
+    fn run(&self, amount: Bytes) -> Result<Moved> {
+        let RegionRefill { tagged, region, .. } = *self;
         let device = region.pool().device();
         let (begin, _) = region.sizes();
-        let wanted = Wanted::by(request, tagged, device);
-        let refilled = self.make_room((tagged, region), verify, credits, wanted, |context, waiting| {
+        let refilled = self.make_room(|context, waiting| {
             // Memory that returned meanwhile is no longer wanted.
-            let left = begin.saturating_add(*amount).saturating_sub(region.sizes().0);
-            let left = if *amount == Bytes::MAX { *amount } else { left };
+            let left = begin.saturating_add(amount).saturating_sub(region.sizes().0);
+            let left = if amount == Bytes::MAX { amount } else { left };
             region.refill(left, context, waiting).map_err(|error| {
                 if !waiting.gave_way() {
-                    self.give_back(tagged, region, &error);
+                    self.give_back(&error);
                 }
-                self.no_room(region, error)
+                self.no_room(error)
             })
         });
         let refilled = match refilled {
             // The refill ended where it would have waited for memory.
-            Err(ProcessError::NoRoom { .. }) if !wanted.is_still() => Refilled::default(),
+            Err(ProcessError::NoRoom { .. }) if !self.wanted.is_still() => Refilled::default(),
             refilled => refilled?,
         };
         let (resident, _) = region.sizes();
@@ -217,35 +208,51 @@ impl RegionSet {
         })
     }
 
-    /// Reports the bytes that must be granted for a refill.
-    fn want(&self, jobs: &[Job]) {
-        for memory in self.registry.devices.iter() {
-            let own = jobs.iter().filter(|(_, region, _)| region.pool().device() == memory.id());
-            let evicted: Bytes = own.map(|(_, region, amount)| region.sizes().1.min(*amount)).sum();
-            if !evicted.is_zero() {
-                memory.lease.want(evicted);
+    /// Runs `make`, which creates memory of the region and its contents, and waits while there is no memory. A shrink of the same region
+    /// goes first meanwhile. On return the evicted bytes of the region are up to date.
+    fn make_room<T>(&self, make: impl Fn(TransferContext<'_>, &Waiting<'_>) -> Result<T>) -> Result<T> {
+        let RegionRefill { regions, tagged, region, verify, credits, wanted } = *self;
+        let device = region.pool().device();
+        let no_device =
+            ProcessError::NoSuchDevice { device: device.0.into(), count: regions.registry.devices.len() };
+        let ongoing_shrinks = regions.ongoing_shrinks_of(device).ok_or(no_device)?;
+        loop {
+            let credits_of = region.pool().lease().credits(credits);
+            let waiting = ongoing_shrinks.waiting(region.domain(), credits_of, wanted);
+            let made = regions.stores.mover(device, Direction::ToGpu).and_then(|mover| {
+                let checks = regions.stores.digests(verify, device)?;
+                make(TransferContext { mover: &*mover, checks: checks.as_deref() }, &waiting)
+            });
+            tagged.settle(&regions.flags, &regions.gate);
+            let is_over = made.is_ok() || !waiting.gave_way();
+            if is_over || !ongoing_shrinks.wait_for(region.domain(), credits) {
+                return made;
             }
+            regions.registry.observers.agent().want_again();
         }
     }
 
     /// Evicts the part of a refill whose grants have stopped, because other workers may wait for it. Skipped if another refill has
     /// completed the region meanwhile, because uses may run.
-    fn give_back(&self, tagged: &Tagged, region: &Region, error: &RegionError) {
+    fn give_back(&self, error: &RegionError) {
+        let RegionRefill { regions, tagged, region, .. } = *self;
         let RegionError::Stopped { moved, source, .. } = error else { return };
         if moved.is_zero() || !matches!(**source, RegionError::Pool(PoolError::Leased { .. })) {
             return;
         }
-        let Ok(closing) = self.gate.close(&Tags::of(&[tagged.tag()]), Some(Duration::ZERO)) else { return };
+        let Ok(closing) = regions.gate.close(&Tags::of(&[tagged.tag()]), Some(Duration::ZERO)) else {
+            return;
+        };
         if region.is_usable() {
             return;
         }
-        tagged.out_begins(&self.flags);
+        tagged.out_begins(&regions.flags);
         let device = region.pool().device();
-        let gone = self.stores.mover(device, Direction::FromGpu).and_then(|mover| {
-            let store = self.stores.store(Tier::Host, device)?;
+        let gone = regions.stores.mover(device, Direction::FromGpu).and_then(|mover| {
+            let store = regions.stores.store(Tier::Host, device)?;
             Ok(region.shrink(*moved, &store, TransferContext { mover: &*mover, checks: None })?)
         });
-        tagged.end_out(&self.flags, &self.gate);
+        tagged.end_out(&regions.flags, &regions.gate);
         drop(closing);
         region.pool().lease().tell_returned(true);
         if let Err(error) = gone {
@@ -254,12 +261,13 @@ impl RegionSet {
     }
 
     /// Builds the error of a refill without memory, which says what to do.
-    fn no_room(&self, region: &Region, error: RegionError) -> ProcessError {
+    fn no_room(&self, error: RegionError) -> ProcessError {
+        let RegionRefill { regions, region, .. } = *self;
         if !is_out_of_memory(&error) {
             return error.into();
         }
         let device = region.pool().device();
-        let free = self
+        let free = regions
             .registry
             .completion_events
             .driver()

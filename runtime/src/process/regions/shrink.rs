@@ -16,7 +16,7 @@ use glake_device::DeviceId;
 use glake_tiers::{GpuPool, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::device::DeviceMemory;
 use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
@@ -55,19 +55,14 @@ impl Batch {
 }
 
 impl RegionSet {
-    /// Implements [`super::Regions::shrink`].
-    pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
-        self.shrink_while(ask, &|| true)
-    }
-
-    /// Shrinks like [`RegionSet::shrink`]. While it waits for uses, `goes_on` is called regularly and returns whether the shrink is still
-    /// wanted.
+    /// Shrinks like [`super::Regions::shrink`]. While it waits for uses, `goes_on` is called regularly and returns whether the shrink is
+    /// still wanted.
     pub(in super::super) fn shrink_while(
         &self,
         ask: &Shrink,
-        goes_on: &dyn Fn() -> bool,
+        goes_on: &(dyn Fn() -> bool + Sync),
     ) -> Result<ShrinkReport> {
-        let (begin, begun) = (Instant::now(), self.refills_begun.get());
+        let (begin, begun) = (Instant::now(), self.relays.refills_begun());
         self.table.cover(&self.registry.devices);
         let tags = self.table.named(ask.tags.as_deref())?;
         self.stores.check(ask.tier)?;
@@ -75,13 +70,13 @@ impl RegionSet {
             "event": "shrink", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get), "tier": ask.tier.to_string(),
         });
         self.hooks.before(&event)?;
-        let moved = self.move_out(tags, ask, goes_on);
+        let moved = RunningShrink { regions: self, ask, goes_on }.move_out(tags);
         let report = match moved {
             Batch { moved, failed: None, warnings } => {
                 let took = begin.elapsed();
                 if ask.is_everything() {
                     self.give_back_leases();
-                    self.suspend_relays(begun);
+                    self.relays.suspend(begun);
                 }
                 self.shrink_report(moved, warnings, ask, took)
             }
@@ -89,20 +84,12 @@ impl RegionSet {
         };
         // After all returned memory was reported.
         self.registry.observers.agent().changed();
-        self.tell_after(&mut event, report.as_ref().map(ShrinkReport::json));
+        self.hooks.after_report(&mut event, report.as_ref().map(ShrinkReport::json));
         report
     }
 
     pub(super) fn verifies(&self, asked: Option<bool>) -> bool {
         asked.unwrap_or(self.config.verify)
-    }
-
-    pub(super) fn tell_after(&self, event: &mut Value, report: std::result::Result<Value, &ProcessError>) {
-        match report {
-            Ok(report) => event["report"] = report,
-            Err(error) => event["error"] = error.to_string().into(),
-        }
-        self.hooks.after(event);
     }
 
     fn shrink_report(
@@ -143,8 +130,39 @@ impl RegionSet {
         self.imports.mapped().into_iter().map(skipped).collect()
     }
 
-    fn move_out(&self, mut tags: Vec<Arc<Tagged>>, ask: &Shrink, goes_on: &dyn Fn() -> bool) -> Batch {
-        self.table.sort(&mut tags);
+    /// Closes the gate for everything, as a shrink does, but moves nothing; memory may be moved later. `goes_on` is called regularly and
+    /// returns whether the closing is still wanted.
+    pub(in super::super) fn park(
+        &self,
+        timeout: Duration,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Closing<'_>> {
+        let closing = self.gate.close_while(&Tags::All, Some(timeout), goes_on)?;
+        let started = self.registry.devices.iter().find_map(DeviceMemory::started);
+        agreed(closing, Tags::All, started.map(|started| &started.pool))
+    }
+
+    /// Returns the lease reserved for growth, because everything is evicted.
+    fn give_back_leases(&self) {
+        for memory in self.registry.devices.iter() {
+            memory.lease.give_back_unused();
+            memory.lease.tell_returned(true);
+        }
+    }
+}
+
+/// A shrink in progress.
+struct RunningShrink<'r> {
+    regions: &'r RegionSet,
+    ask: &'r Shrink,
+    /// Returns whether the shrink is still wanted.
+    goes_on: &'r (dyn Fn() -> bool + Sync),
+}
+
+impl<'r> RunningShrink<'r> {
+    fn move_out(&self, mut tags: Vec<Arc<Tagged>>) -> Batch {
+        let RunningShrink { regions, ask, .. } = *self;
+        regions.table.sort(&mut tags);
         let mut candidates: Vec<(Arc<Tagged>, Arc<Region>)> = tags
             .iter()
             .flat_map(|tagged| tagged.regions().into_iter().map(|region| (tagged.clone(), region)))
@@ -152,7 +170,7 @@ impl RegionSet {
             .collect();
         candidates.sort_by_key(|(tagged, region)| tagged.eviction_cost(region));
         let mut batch = Batch::default();
-        let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
+        let timeout = ask.timeout.unwrap_or(Duration::from_millis(regions.config.drain_timeout_ms));
         let mut waited = Duration::ZERO;
         // Uses parked for one of them stay parked until all are done.
         let mut closings = Vec::new();
@@ -165,7 +183,7 @@ impl RegionSet {
                 Bytes::ZERO
                     if is_counted
                         && region.is_refilling()
-                        && self.background_refills.has_unwanted(tagged, region.pool().device()) =>
+                        && regions.background_refills.has_unwanted(tagged, region.pool().device()) =>
                 {
                     Bytes::new(1)
                 }
@@ -188,12 +206,12 @@ impl RegionSet {
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
             let begin = Instant::now();
-            let closing = self.close(&jobs, ask, timeout.saturating_sub(waited), goes_on);
+            let closing = self.close(&jobs, timeout.saturating_sub(waited));
             waited += begin.elapsed();
             let Batch { moved, failed, warnings } = match closing {
                 Ok(closing) => {
                     closings.push(closing);
-                    self.move_closed(&jobs, ask)
+                    self.move_closed(&jobs)
                 }
                 Err(error) => Batch { failed: Some(error), ..Batch::default() },
             };
@@ -209,34 +227,36 @@ impl RegionSet {
         }
     }
 
-    fn move_closed(&self, jobs: &[Job], ask: &Shrink) -> Batch {
+    fn move_closed(&self, jobs: &[Job]) -> Batch {
+        let regions = self.regions;
         let domains: Vec<_> =
             jobs.iter().map(|(_, region, _)| (region.pool().device(), region.domain())).collect();
-        let warnings = match self.learn_live(&domains) {
+        let warnings = match regions.learn_live(&domains) {
             Ok(warnings) => warnings,
             Err(error) => return Batch { failed: Some(error), ..Batch::default() },
         };
         for (tagged, region, _) in jobs {
-            tagged.begin_out(&self.flags, region.pool().device());
+            tagged.begin_out(&regions.flags, region.pool().device());
         }
         // The error of one region must not stop the others.
-        let moved = on_each_device(jobs, |_| true, |job, moved| self.shrink_one(job, ask, moved));
+        let moved = on_each_device(jobs, |_| true, |job, moved| self.shrink_one(job, moved));
         for (tagged, ..) in jobs {
-            tagged.end_out(&self.flags, &self.gate);
+            tagged.end_out(&regions.flags, &regions.gate);
         }
         Batch { warnings, ..moved }
     }
 
     /// Shrinks one region and records the moved bytes, also after a failure.
-    fn shrink_one(&self, (tagged, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
+    fn shrink_one(&self, (tagged, region, amount): &Job, moved: &mut Vec<Moved>) -> Result<()> {
+        let RunningShrink { regions, ask, .. } = *self;
         let device = region.pool().device();
-        let _under_way = self.ongoing_shrinks_of(device).map(|shrinks| shrinks.begin(region.domain()));
-        let mover = self.stores.mover(device, Direction::FromGpu)?;
-        let store = self.stores.store(ask.tier, device)?;
-        let checks = self.stores.digests(self.verifies(ask.verify), device)?;
+        let _under_way = regions.ongoing_shrinks_of(device).map(|shrinks| shrinks.begin(region.domain()));
+        let mover = regions.stores.mover(device, Direction::FromGpu)?;
+        let store = regions.stores.store(ask.tier, device)?;
+        let checks = regions.stores.digests(regions.verifies(ask.verify), device)?;
         let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
         if tagged.options.clean {
-            region.void_clean(self.gate.last_use_of(tagged.tag()));
+            region.void_clean(regions.gate.last_use_of(tagged.tag()));
         }
         let shrunk = region.shrink(*amount, &store, context);
         region.pool().lease().tell_returned(true);
@@ -272,13 +292,49 @@ impl RegionSet {
         Ok(shrunk.map(|_| ())?)
     }
 
-    /// Returns the lease reserved for growth, because everything is evicted.
-    fn give_back_leases(&self) {
-        for memory in self.registry.devices.iter() {
-            memory.lease.give_back_unused();
-            memory.lease.tell_returned(true);
+    /// Closes the gate for these jobs: all uses have ended within `timeout` or are parked, their work has finished, and no vote is against
+    /// it.
+    fn close(&self, jobs: &[Job], timeout: Duration) -> Result<Closing<'r>> {
+        let tags = match self.ask.is_everything() {
+            true => Tags::All,
+            false => Tags::These(jobs.iter().map(|(tagged, ..)| tagged.tag().to_owned()).collect()),
+        };
+        let closing = self.regions.gate.close_while(&tags, Some(timeout), self.goes_on)?;
+        agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))
+    }
+}
+
+/// Timeout of a shrink for the GPU work of parked uses: longer work waits for another rank, or for the host.
+const PARK_DRAIN: Duration = Duration::from_secs(2);
+
+/// Interval between polls of the parked uses' work.
+pub(super) const POLL: Duration = Duration::from_micros(200);
+
+/// Waits until the work of parked uses has ended and the votes agree.
+fn agreed<'g>(closing: Closing<'g>, tags: Tags, pool: Option<&Arc<GpuPool>>) -> Result<Closing<'g>> {
+    if closing.parked() > 0
+        && let Some(pool) = pool
+    {
+        let begin = Instant::now();
+        let mut pending = pool.pending_work()?;
+        while !pending.has_ended()? {
+            let waited = begin.elapsed();
+            if waited >= PARK_DRAIN {
+                closing.hold_off(PARKED_IN_VAIN);
+                return Err(ProcessError::closed(format!(
+                    "work of {tags} was still running on a GPU {waited:.1?} after all that use it were parked at safe points: does it wait \
+                     for another rank, or for the host? Nothing was moved, they go on; shrink again later"
+                )));
+            }
+            std::thread::sleep(POLL);
         }
     }
+    // Asked even without parked uses: a use may have voted against it and run again since the gate closed.
+    if !closing.is_agreed() {
+        closing.hold_off(PARKED_IN_VAIN);
+        return Err(ProcessError::not_agreed(&tags));
+    }
+    Ok(closing)
 }
 
 /// Runs the jobs of each device in order, and several devices in parallel. All devices are tried; each stops at the first error for which
@@ -332,70 +388,4 @@ pub(super) fn on_each_device(
         }
     }
     all
-}
-
-/// Timeout of a shrink for the GPU work of parked uses: longer work waits for another rank, or for the host.
-const PARK_DRAIN: Duration = Duration::from_secs(2);
-
-/// Interval between polls of the parked uses' work.
-pub(super) const POLL: Duration = Duration::from_micros(200);
-
-impl RegionSet {
-    /// Closes the gate for these jobs: all uses have ended within `timeout` or are parked, their work has finished, and no vote is against
-    /// it.
-    pub(super) fn close(
-        &self,
-        jobs: &[Job],
-        ask: &Shrink,
-        timeout: Duration,
-        goes_on: &dyn Fn() -> bool,
-    ) -> Result<Closing<'_>> {
-        let tags = match ask.is_everything() {
-            true => Tags::All,
-            false => Tags::These(jobs.iter().map(|(tagged, ..)| tagged.tag().to_owned()).collect()),
-        };
-        let closing = self.gate.close_while(&tags, Some(timeout), goes_on)?;
-        self.agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))
-    }
-
-    /// Closes the gate for everything, as a shrink does, but moves nothing; memory may be moved later. `goes_on` is called regularly and
-    /// returns whether the closing is still wanted.
-    pub(in super::super) fn park(
-        &self,
-        timeout: Duration,
-        goes_on: &dyn Fn() -> bool,
-    ) -> Result<Closing<'_>> {
-        let closing = self.gate.close_while(&Tags::All, Some(timeout), goes_on)?;
-        let started = self.registry.devices.iter().find_map(DeviceMemory::started);
-        self.agreed(closing, Tags::All, started.map(|started| &started.pool))
-    }
-
-    /// Waits until the work of parked uses has ended and the votes agree.
-    fn agreed<'g>(
-        &self,
-        closing: Closing<'g>,
-        tags: Tags,
-        pool: Option<&Arc<GpuPool>>,
-    ) -> Result<Closing<'g>> {
-        if closing.parked() > 0
-            && let Some(pool) = pool
-        {
-            let begin = Instant::now();
-            let mut pending = pool.pending_work()?;
-            while !pending.has_ended()? {
-                let waited = begin.elapsed();
-                if waited >= PARK_DRAIN {
-                    closing.hold_off(PARKED_IN_VAIN);
-                    return Err(ProcessError::ParkedWork { tags, waited });
-                }
-                std::thread::sleep(POLL);
-            }
-        }
-        // Asked even without parked uses: a use may have voted against it and run again since the gate closed.
-        if !closing.is_agreed() {
-            closing.hold_off(PARKED_IN_VAIN);
-            return Err(ProcessError::NotAgreed { tags });
-        }
-        Ok(closing)
-    }
 }

@@ -24,7 +24,7 @@ use crate::config;
 
 /// Movers of a process's regions and the destinations of their bytes.
 #[derive(Debug)]
-pub(super) struct Stores {
+pub(in super::super) struct Stores {
     registry: Arc<DeviceRegistry>,
     config: config::Tiers,
     /// Movers by direction, so that shrinks and refills do not wait for each other's stream.
@@ -101,11 +101,11 @@ impl Stores {
     /// Checks that a destination exists, before anything is moved.
     ///
     /// # Errors
-    /// [`ProcessError::NoFiles`], [`ProcessError::NoPeer`], [`ProcessError::NoSuchDevice`].
+    /// [`ProcessError::Refused`] without a folder for files or another GPU, [`ProcessError::NoSuchDevice`].
     pub(super) fn check(&self, tier: Tier) -> Result<()> {
         match tier {
-            Tier::File if self.config.files.is_none() => Err(ProcessError::NoFiles),
-            Tier::Peer(_) if self.registry.devices.len() < 2 => Err(ProcessError::NoPeer { device: None }),
+            Tier::File if self.config.files.is_none() => Err(ProcessError::no_files()),
+            Tier::Peer(_) if self.registry.devices.len() < 2 => Err(ProcessError::no_peer(None)),
             Tier::Peer(Some(device)) => self.registry.device(device.0.into()).map(|_| ()),
             Tier::Host | Tier::Peer(None) | Tier::File => Ok(()),
         }
@@ -131,7 +131,7 @@ impl Stores {
         };
         let memory = self.registry.device(peer.0.into())?;
         if peer == device {
-            return Err(ProcessError::NoPeer { device: Some(device) });
+            return Err(ProcessError::no_peer(Some(device)));
         }
         Ok(self.registry.started(memory)?.pool.clone())
     }
@@ -142,12 +142,12 @@ impl Stores {
         let others = self.registry.devices.iter().map(DeviceMemory::id).filter(|other| *other != device);
         let free = |other| driver.memory_info(other).ok().map(|info| (info.free, other));
         let roomiest = others.filter_map(free).max_by_key(|(free, other)| (*free, std::cmp::Reverse(*other)));
-        roomiest.map(|(_, other)| other).ok_or(ProcessError::NoPeer { device: Some(device) })
+        roomiest.map(|(_, other)| other).ok_or_else(|| ProcessError::no_peer(Some(device)))
     }
 
     /// Returns the files of this process, creating their folder if needed.
     pub(super) fn files(&self) -> Result<Arc<FileTier>> {
-        let folder = self.config.files.as_ref().ok_or(ProcessError::NoFiles)?;
+        let folder = self.config.files.as_ref().ok_or_else(ProcessError::no_files)?;
         let mut files = self.files.lock();
         match &*files {
             Files::Open(files) => Ok(files.clone()),
@@ -161,7 +161,7 @@ impl Stores {
     }
 
     /// Removes the files because the process ends; no bytes go there afterwards.
-    pub(super) fn end_files(&self) {
+    pub(in super::super) fn end_files(&self) {
         let files = std::mem::replace(&mut *self.files.lock(), Files::Ended);
         if let Files::Open(files) = files
             && let Err(error) = files.close()
@@ -171,7 +171,7 @@ impl Stores {
     }
 
     /// Returns the digest kernels for a device if `verify` is set.
-    pub(super) fn digests(&self, verify: bool, device: DeviceId) -> Result<Option<Arc<Digests>>> {
+    pub(in super::super) fn digests(&self, verify: bool, device: DeviceId) -> Result<Option<Arc<Digests>>> {
         if !verify {
             return Ok(None);
         }
@@ -189,7 +189,7 @@ impl Stores {
     ///
     /// # Errors
     /// [`ProcessError::Host`].
-    pub(super) fn host(&self, device: DeviceId) -> Result<Arc<HostPool>> {
+    pub(in super::super) fn host(&self, device: DeviceId) -> Result<Arc<HostPool>> {
         let mut hosts = self.hosts.lock();
         if let Some((_, pool)) = hosts.iter().find(|(devices, _)| devices.contains(device)) {
             return Ok(pool.clone());
@@ -223,7 +223,7 @@ impl RegionSet {
     /// must do as soon as a refill begins.
     ///
     /// # Errors
-    /// [`super::super::ProcessError::NoFiles`]; errors of files: the bytes written so far count.
+    /// [`super::super::ProcessError::Refused`] without a folder for files; errors of files: the bytes written so far count.
     pub(in super::super) fn demote(&self, amount: Bytes, keep_going: &dyn Fn() -> bool) -> Result<Bytes> {
         self.stores.check(Tier::File)?;
         let (files, mut tags) = (self.stores.files()?, self.table.named(None)?);

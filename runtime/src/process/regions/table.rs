@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::super::device::DeviceMemory;
 use super::super::gate::{DEFAULT, Evicted, GRAPH, Gate, Tags, is_reserved};
 use super::super::{ProcessError, Result};
+use super::{copy_name, policy_name};
 use crate::sync::RwLock;
 
 /// All tags, by name.
@@ -48,16 +49,20 @@ impl Table {
     /// Defines a tag, or confirms an equal definition.
     pub(super) fn define(&self, options: RegionOptions) -> Result<()> {
         if options.tag.is_empty() || is_reserved(&options.tag) {
-            return Err(ProcessError::ReservedTag { tag: options.tag });
+            return Err(ProcessError::invalid(format!(
+                "a region cannot be called '{}': that is memory outside of regions; take another name, of one letter or more",
+                options.tag
+            )));
         }
         let mut inner = self.inner.write();
         match inner.tagged.get(&options.tag) {
             Some(tagged) if tagged.options == options => Ok(()),
-            Some(tagged) => Err(ProcessError::OtherOptions {
-                tag: options.tag.clone(),
-                defined: Box::new(tagged.options.clone()),
-                asked: Box::new(options),
-            }),
+            Some(tagged) => Err(ProcessError::invalid(format!(
+                "region '{}' is there as {}, and was asked for as {}: take another tag, or the same options",
+                options.tag,
+                described(&tagged.options),
+                described(&options)
+            ))),
             None => {
                 let tagged = Tagged::new(options.clone(), Kind::Defined, self.devices);
                 inner.tagged.insert(options.tag, Arc::new(tagged));
@@ -69,9 +74,12 @@ impl Table {
     /// Returns an existing tag.
     pub(super) fn get(&self, tag: &str) -> Result<Arc<Tagged>> {
         let inner = self.inner.read();
-        inner.tagged.get(tag).cloned().ok_or_else(|| ProcessError::UnknownTag {
-            tag: tag.to_owned(),
-            known: inner.tagged.keys().cloned().collect(),
+        inner.tagged.get(tag).cloned().ok_or_else(|| {
+            let known = match inner.tagged.keys().map(|tag| format!("'{tag}'")).collect::<Vec<_>>() {
+                known if known.is_empty() => "none".to_owned(),
+                known => known.join(", "),
+            };
+            ProcessError::invalid(format!("there is no region '{tag}': {known} are there; define it first"))
         })
     }
 
@@ -156,6 +164,10 @@ impl Table {
             (said(tagged).unwrap_or(usize::MAX), kind, tagged.first())
         });
     }
+}
+
+fn described(options: &RegionOptions) -> String {
+    format!("{} with host_copy {}", policy_name(options.policy), copy_name(options.host_copy))
 }
 
 impl Evicted for Table {

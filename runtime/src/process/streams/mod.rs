@@ -86,11 +86,14 @@ impl Streams {
     /// Destroys a stream of [`Streams::create`]; its enqueued work still completes.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownStream`].
+    /// [`ProcessError::Refused`] if this library did not make the stream.
     pub fn destroy(&self, device: i64, raw: Stream) -> Result<()> {
         let device = self.registry.device(device)?.id();
         if !self.made.destroy(device, raw) {
-            return Err(ProcessError::UnknownStream { device, stream: raw });
+            return Err(ProcessError::invalid(format!(
+                "{device} has no stream {:#x} that this library made",
+                raw.0
+            )));
         }
         self.registry.completion_events.forget(device, raw);
         if let Some(stream) = self.handles.forget(device, raw)
@@ -259,7 +262,7 @@ mod tests {
         parts.streams.synchronize(None, raw).unwrap();
         assert!(parts.streams.destroy(0, raw).is_err(), "of another device");
         parts.streams.destroy(1, raw).unwrap();
-        assert!(matches!(parts.streams.destroy(1, raw), Err(ProcessError::UnknownStream { .. })));
+        assert!(matches!(parts.streams.destroy(1, raw), Err(ref error) if error.says("has no stream")));
         assert!(matches!(parts.streams.create(2), Err(ProcessError::NoSuchDevice { device: 2, count: 2 })));
     }
 

@@ -47,7 +47,7 @@ fn growth_is_asked_for_anew_where_another_thread_took_some() {
 #[test]
 fn a_refill_asks_anew_where_another_thread_took_its_room() {
     let (socket, size) = (Socket::new(), mib(768));
-    let process = worker("lease = { growth = 0, grow_timeout_ms = 2000, refill_timeout_ms = 3000 }", &[]);
+    let process = worker("lease = { growth = 0, grow_timeout_ms = 20000, refill_timeout_ms = 20000 }", &[]);
     let block = process.block("weights", size);
     let mut agent = join(&process, &socket);
     agent.shrink(size);
@@ -58,11 +58,12 @@ fn a_refill_asks_anew_where_another_thread_took_its_room() {
     let refilled = std::thread::scope(|scope| {
         let refill = scope.spawn(|| process.regions().refill(&Refill::default()));
         until("the first extent", || (process.leases().view(0).unwrap().made > mib(0)).then_some(()));
-        let other = process.malloc(0, mib(32), STREAM).unwrap();
+        // The refill can end first: then the allocation asks for growth.
+        let other = scope.spawn(|| process.malloc(0, mib(32), STREAM));
         let wanted =
             |said: &ToAgent| matches!(said, ToAgent::Want { .. } | ToAgent::Grow { .. }).then_some(size);
-        serve_until(&mut agent, || refill.is_finished(), wanted);
-        process.free(other).unwrap();
+        serve_until(&mut agent, || refill.is_finished() && other.is_finished(), wanted);
+        process.free(other.join().unwrap().unwrap()).unwrap();
         refill.join().unwrap().map(|_| ()).map_err(|error| error.to_string())
     });
     process.agent().leave();
@@ -73,7 +74,7 @@ fn a_refill_asks_anew_where_another_thread_took_its_room() {
 #[test]
 fn a_refill_that_is_under_way_at_a_join_asks_for_the_rest() {
     let (socket, size) = (Socket::new(), mib(1024));
-    let process = worker("lease = { growth = 0, grow_timeout_ms = 2000, refill_timeout_ms = 3000 }", &[]);
+    let process = worker("lease = { growth = 0, grow_timeout_ms = 20000, refill_timeout_ms = 20000 }", &[]);
     let block = process.block("weights", size);
     process.regions().shrink(&Shrink::default()).unwrap();
     let refilled = std::thread::scope(|scope| {

@@ -180,7 +180,7 @@ fn host_memory_is_pinned_ahead_and_given_up_to_who_needs_it() {
     let scene = Scene::with(|config| config.tiers.host_budget = Some(Bytes::mib(128)));
     scene.offload.prepare(0, Bytes::mib(100)).unwrap();
     assert_eq!(scene.stats().host_pinned_bytes, 100 << 20);
-    let host = scene.regions.set().host(GPU).unwrap();
+    let host = scene.regions.set().stores.host(GPU).unwrap();
     let taken = host.take(Bytes::mib(64)).unwrap();
     let left = scene.stats().host_pinned_bytes;
     assert!(left <= 64 << 20, "{left}: chunks that nothing is in were given up");

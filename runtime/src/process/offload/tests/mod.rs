@@ -220,7 +220,7 @@ impl Scene {
         assert_eq!((stats.entries, stats.host_bytes, stats.held_bytes), (0, 0, 0), "{stats:?}");
         self.offload.trim();
         assert_eq!(self.stats().host_pinned_bytes, 0);
-        let host = self.regions.set().host(GPU).unwrap().statistics();
+        let host = self.regions.set().stores.host(GPU).unwrap().statistics();
         assert_eq!((host.in_use, host.retained), (Bytes::ZERO, Bytes::ZERO), "a host block is left");
         self.pool().trim(Bytes::ZERO).unwrap();
         self.pool().check().unwrap();

@@ -240,7 +240,7 @@ impl Run {
             Op::Again { site } => self.scene.offload.checks.again(site),
             Op::NoHost => {
                 self.scene.offload.trim();
-                let host = self.scene.regions.set().host(GPU).unwrap();
+                let host = self.scene.regions.set().stores.host(GPU).unwrap();
                 while let Ok(block) = host.take(Bytes::mib(8)) {
                     self.host.push(block);
                 }

@@ -64,7 +64,7 @@ fn hooks_come_before_and_after() {
     answer.store(9, Ordering::SeqCst);
     assert!(matches!(
         process.regions().shrink(&Shrink::default()),
-        Err(ProcessError::HookTimedOut { when: "before", .. })
+        Err(ref error) if error.says("the hook before took longer than")
     ));
     process.check(&block);
     assert_eq!(told.1.try_iter().count(), 2);
@@ -86,9 +86,9 @@ fn a_refill_that_is_given_up_is_told_as_that() {
     process.regions().stop_background();
     let refill = Refill { timeout: Some(Duration::from_secs(60)), ..Refill::default() };
     let error = process.regions().refill(&refill).unwrap_err();
-    assert!(matches!(error, ProcessError::RefillGivenUp { .. }), "{error}");
+    assert!(error.says("was given up"), "{error}");
     let entered = process.regions().begin_use(&Tags::All, WhenClosed::Refill, Some(Duration::from_secs(60)));
-    assert!(matches!(entered, Err(ProcessError::RefillGivenUp { .. })), "{entered:?}");
+    assert!(matches!(entered, Err(ref error) if error.says("was given up")), "{entered:?}");
     process.regions().refill(&Refill::default()).unwrap();
     process.check(&block);
     process.end([block]);
@@ -256,7 +256,7 @@ fn a_use_names_regions_that_are_there() {
     for when in [WhenClosed::Refill, WhenClosed::Hold, WhenClosed::Refuse] {
         for tags in [&["typo"][..], &["cache", "typo"], &["graph (0, 6)"]] {
             let error = process.regions().begin_use(&Tags::of(tags), when, None).unwrap_err();
-            assert!(matches!(error, ProcessError::UnknownTag { .. }), "{error}");
+            assert!(error.says("there is no region"), "{error}");
             let text = error.to_string();
             assert!(["'cache'", "'weights'"].iter().all(|tag| text.contains(tag)), "{text}");
         }
