@@ -36,7 +36,8 @@ mod tests {
 
     #[test]
     fn the_default_file_sets_what_the_code_does() {
-        let set = file::settings(Path::new("default.toml"), glake_configs::DEFAULT).unwrap();
+        let text = include_str!("../../../configs/default.toml");
+        let set = file::settings(Path::new("default.toml"), text).unwrap();
         assert_eq!(Sources { flags: set, ..Sources::default() }.load().unwrap(), Config::default());
     }
 
