@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use glake_client::CudaAllocator;
+use glake_abi::client::CudaAllocator;
 use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Span};
 use glake_device::topology::Topology;
 use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};

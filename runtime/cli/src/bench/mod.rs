@@ -18,7 +18,7 @@ pub(crate) mod times;
 
 use std::path::PathBuf;
 
-use glake_client::LoadError;
+use glake_abi::client::ClientError;
 use glake_device::DriverError;
 use glake_tiers::{FileError, HostError, MoveError, PoolError, RegionError};
 use glake_transfer::TransferError;
@@ -26,17 +26,17 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use crate::copies::CopyError;
-use crate::installed::LIBGMLAKE;
 use crate::server::ServerError;
 pub use copy::{
     CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport, LEAST_BLOCK, MOST_BLOCKS,
     OverheadReport, copy, copy_in_virtual_time, critical, overhead,
 };
+use glake_abi::client::Gmlake;
 use glake_replay::machine::Machine;
 use glake_replay::trace::TraceError;
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::config::Config;
-use library::Loaded;
+use library::LibraryUnderTest;
 use measure::{Allocates, Run};
 use ordered_set::OrderedSet;
 use pool::PoolUnderTest;
@@ -115,11 +115,6 @@ pub enum BenchError {
     /// The backend is not there.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// There is no driver that makes foreign memory.
-    #[error(
-        "foreign and mempool memory come from cuMemAlloc and cuMemAllocAsync, and there is no CUDA driver here: choose --device cuda, or other memory"
-    )]
-    NoForeignMemory,
     /// A GPU has not that much free memory.
     #[error("{case}: a GPU has no room for it: choose a smaller --sizes, or end what else uses its memory")]
     NoRoom {
@@ -179,7 +174,7 @@ pub enum BenchError {
     Untold,
     /// The library cannot be loaded, or refused.
     #[error(transparent)]
-    Library(#[from] LoadError),
+    Library(#[from] ClientError),
     /// The ordered set refused.
     #[error("the ordered set has no room left for the program")]
     SetFull,
@@ -195,17 +190,17 @@ pub fn alloc(
     options: &AllocOptions,
 ) -> Result<Vec<AllocReport>, BenchError> {
     let sizes = Sizes::of(options.trace.as_deref())?;
-    let library = LIBGMLAKE
-        .find(options.library.as_deref())
-        .map_err(|looked_for| BenchError::NoLibrary { looked_for })?;
-    let library = Loaded::start(&library, &backend, config)?;
+    let mut library_config = config.clone();
+    // The library's thread must not tick while pairs are measured: `pause` does its work in between.
+    library_config.pool.completion_interval_us = u64::from(u32::MAX);
+    let library = library::start(options.library.as_deref(), &backend, library_config)?;
     let machine = Machine::open(&backend)?;
     let measure = |&streams: &u32| measure_one(&library, &machine, config, &sizes, options, streams);
     options.streams.iter().map(measure).collect()
 }
 
 fn measure_one(
-    library: &Loaded,
+    library: &Gmlake,
     machine: &Machine,
     config: &Config,
     sizes: &Sizes,
@@ -219,11 +214,11 @@ fn measure_one(
     let mut set = Run::new(OrderedSet::bare(memory), &program)?;
     let mut dutiful = Run::new(OrderedSet::new(memory, streams), &program)?;
     // One after the other: a device need not hold the program twice.
-    let mut product = Run::new(library.with_streams(streams)?, &program)?;
+    let mut product = Run::new(LibraryUnderTest::new(library, streams)?, &program)?;
     let through_c = best_of(&mut product, &mut set, &mut dutiful)?;
     let free_ranges = product.allocator.free_ranges()?;
     product.finish()?;
-    library.release()?;
+    library.trim(library::DEVICE, 0)?;
     let mut pool = Run::new(PoolUnderTest::new(machine, settings, streams)?, &program)?;
     let alone = best_of(&mut pool, &mut set, &mut dutiful)?;
     Ok(AllocReport {
@@ -244,7 +239,7 @@ impl BenchError {
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
-            BenchError::NoForeignMemory
+            BenchError::Library(ClientError::NoDriver)
                 | BenchError::NoPeer { .. }
                 | BenchError::Server(ServerError::NoSuchGpu { .. } | ServerError::TooManyPaths { .. })
         )

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use glake_client::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL};
+use glake_abi::client::Work;
+use glake_abi::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL};
 
 use super::super::times::{gbps, percentile, us};
-use super::harness::{Case, Field, Harness, Work};
+use super::harness::{Case, Field, Harness};
 use super::rounds::warm_up;
 use super::{BenchError, CopyOptions, CriticalReport};
 
@@ -90,10 +91,9 @@ fn beside(
         let begin = Instant::now();
         let threads = busy.iter().zip(others).map(|(harness, field)| {
             let (work, size, over, moved) = (field.engine(), field.size(), &over, &moved);
-            let (library, cuda) = (harness.library, harness.cuda);
             scope.spawn(move || -> Result<(), BenchError> {
                 loop {
-                    library.timed(cuda, &work, GLAKE_COPY_BACKGROUND)?;
+                    harness.timed(&work, GLAKE_COPY_BACKGROUND)?;
                     moved.fetch_add(size.get(), Ordering::Relaxed);
                     if over.load(Ordering::Relaxed) {
                         return Ok(());
@@ -112,11 +112,11 @@ fn beside(
 }
 
 /// Copies with rests between.
-fn row(harness: &Harness<'_>, work: &Work<'_>, flags: u32, runs: u32) -> Result<Row, BenchError> {
+fn row(harness: &Harness<'_>, work: &[Work<'_>], flags: u32, runs: u32) -> Result<Row, BenchError> {
     let mut row = Row::default();
     for run in 0..runs.max(1).saturating_add(WARM_UP) {
         thread::sleep(REST);
-        let time = harness.library.timed(harness.cuda, work, flags)?;
+        let time = harness.timed(work, flags)?;
         if run >= WARM_UP {
             row.done.push(us(time.done));
             row.issued.push(us(time.issued));

@@ -14,23 +14,22 @@
 mod critical;
 mod harness;
 mod model;
-mod overhead;
 mod report;
 mod rounds;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use glake_client::{CudaAllocator, Gmlake, Libcuda};
+use glake_abi::client::{CudaAllocator, Gmlake};
 use glake_units::Bytes;
 use serde::Serialize;
 
 use super::BenchError;
+use super::library::start;
 use super::times::gbps;
-use crate::installed::LIBGMLAKE;
 use crate::server::check;
 use glake_runtime::backend::Backend;
-use glake_runtime::config::{Config, DeviceChoice, Gpu, MultiPath};
+use glake_runtime::config::{Config, Gpu, MultiPath};
 use harness::{Case, Harness};
 pub use model::copy_in_virtual_time;
 pub use report::{CopyReport, CriticalReport, OverheadReport};
@@ -137,10 +136,8 @@ pub fn copy(
     options: &CopyOptions,
     mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let bench = Bench::start(backend, config, options)?;
-    let calibrated = bench.wait_for_relays(options, &mut news)?;
-    let harness = Harness::new(&bench.library, bench.cuda.as_ref(), options)?;
-    rounds::wake(&harness)?;
+    let (bench, calibrated) = Bench::start(backend, config, options, &mut news)?;
+    let harness = bench.harness(options)?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
         let times = rounds::measure(&harness, &case, options.runs)?;
@@ -179,13 +176,11 @@ pub fn overhead(
     options: &CopyOptions,
     mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let bench = Bench::start(backend, config, options)?;
-    bench.wait_for_relays(options, &mut news)?;
-    let harness = Harness::new(&bench.library, bench.cuda.as_ref(), options)?;
-    rounds::wake(&harness)?;
+    let (bench, _) = Bench::start(backend, config, options, &mut news)?;
+    let harness = bench.harness(options)?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
-        let report = overhead::measure(&harness, &case, options, bench.name.clone())?;
+        let report = rounds::overhead(&harness, &case, options, bench.name.clone())?;
         news(CopyNews::Overhead(report))?;
     }
     Ok(())
@@ -201,12 +196,9 @@ pub fn critical(
     options: &CopyOptions,
     mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let bench = Bench::start(backend, config, options)?;
-    bench.wait_for_relays(options, &mut news)?;
-    let of = || Harness::new(&bench.library, bench.cuda.as_ref(), options);
-    let harness = of()?;
-    rounds::wake(&harness)?;
-    let busy = (0..critical::STREAMS).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
+    let (bench, _) = Bench::start(backend, config, options, &mut news)?;
+    let harness = bench.harness(options)?;
+    let busy = (0..critical::STREAMS).map(|_| bench.harness(options)).collect::<Result<Vec<_>, _>>()?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
         let report = critical::measure(&harness, &busy, &case, options, bench.name.clone())?;
@@ -225,53 +217,60 @@ fn cases(options: &CopyOptions) -> impl Iterator<Item = Case> {
     })
 }
 
-/// The library, started for measurements.
+/// Library started for measurements.
 struct Bench {
     name: String,
     library: Gmlake,
-    /// `None` on the simulated device.
-    cuda: Option<Libcuda>,
 }
 
 impl Bench {
-    fn start(backend: &Backend, config: &Config, options: &CopyOptions) -> Result<Bench, BenchError> {
+    /// Starts the library on a backend, waits until its relays are ready and wakes the links. Returns whether the paths are calibrated.
+    fn start(
+        backend: &Backend,
+        config: &Config,
+        options: &CopyOptions,
+        news: &mut impl FnMut(CopyNews) -> Result<(), BenchError>,
+    ) -> Result<(Bench, bool), BenchError> {
         let mut config = config.clone();
-        let simulated = matches!(backend, Backend::Sim { .. });
-        // A library takes no simulator where the choice is left open.
-        if let (DeviceChoice::Auto, true) = (&config.device.choice, simulated) {
-            config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
-        }
         let devices = u32::try_from(backend.topology()?.devices.len()).unwrap_or(u32::MAX);
         check(devices, options.target, options.paths)?;
         let paths = options.paths.unwrap_or(u32::MAX);
-        // This program is one, whoever launched it.
+        // This program is one process, whichever launcher started it: local ranks do not count.
         if config.transfer.multi_path != MultiPath::Never {
             config.transfer.multi_path = if paths > 1 { MultiPath::Always } else { MultiPath::Never };
         }
-        // What all links give at once is measured with memory on every GPU.
+        // The limit is measured with memory on every GPU.
         config.transfer.shared_gpus = true;
-        let file = LIBGMLAKE.find(options.library.as_deref());
-        let library = Gmlake::open(&file.map_err(|looked_for| BenchError::NoLibrary { looked_for })?)?;
         let others = (0..devices).filter(|device| *device != options.target);
         let beyond = others.skip(usize::try_from(paths.saturating_sub(1)).unwrap_or(usize::MAX));
         config.transfer.exclude.extend(beyond.map(Gpu::Index));
-        library.start(&config.to_toml())?;
-        let cuda = if simulated { None } else { Some(Libcuda::open(library.device_count()?)?) };
-        Ok(Bench { name: backend.name(), library, cuda })
+        let mut library = start(options.library.as_deref(), backend, config)?;
+        if !matches!(backend, Backend::Sim { .. }) {
+            library.load_driver()?;
+        }
+        let bench = Bench { name: backend.name(), library };
+        let calibrated = bench.wait_for_relays(options, news)?;
+        rounds::wake(&bench.harness(options)?)?;
+        Ok((bench, calibrated))
     }
 
-    /// Waits until the relays are ready, as a program's first copies do not; whether the paths are calibrated.
+    fn harness(&self, options: &CopyOptions) -> Result<Harness<'_>, BenchError> {
+        Harness::new(&self.library, options)
+    }
+
+    /// Waits until the relays are ready, which the first copies of a program do not. Returns whether the paths are calibrated.
     fn wait_for_relays(
         &self,
         options: &CopyOptions,
         news: &mut impl FnMut(CopyNews) -> Result<(), BenchError>,
     ) -> Result<bool, BenchError> {
         const TIMEOUT: Duration = Duration::from_secs(30);
+        let is = |key: &str| -> Result<bool, BenchError> { Ok(copy_stats(&self.library)?[key] == true) };
         let devices = self.library.device_count()?;
         if options.paths.unwrap_or(u32::MAX).min(devices) > 1 {
-            self.library.multi_path(true)?;
+            self.library.enable_multi_path()?;
             let begin = Instant::now();
-            while !self.stats()?.ready {
+            while !is("ready")? {
                 if begin.elapsed() > TIMEOUT {
                     news(CopyNews::Note("no GPU became a relay: copies take one link each".to_owned()))?;
                     break;
@@ -279,19 +278,13 @@ impl Bench {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        let stats = self.stats()?;
-        news(CopyNews::paths(stats.calibrated))?;
-        Ok(stats.calibrated)
-    }
-
-    fn stats(&self) -> Result<Stats, BenchError> {
-        let text = self.library.copy_stats()?;
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-        Ok(Stats { ready: value["ready"] == true, calibrated: value["calibrated"] == true })
+        let calibrated = is("calibrated")?;
+        news(CopyNews::paths(calibrated))?;
+        Ok(calibrated)
     }
 }
 
-struct Stats {
-    ready: bool,
-    calibrated: bool,
+/// Returns the library's statistics of copies.
+fn copy_stats(library: &Gmlake) -> Result<serde_json::Value, BenchError> {
+    Ok(serde_json::from_str(&library.copy_stats()?).unwrap_or_default())
 }
