@@ -8,17 +8,14 @@
 
 mod copy;
 mod library;
-pub(crate) mod links;
-mod measure;
 mod ordered_set;
-mod pool;
 mod program;
 mod shrink;
 pub(crate) mod times;
 
 use std::path::PathBuf;
 
-use glake_abi::client::ClientError;
+use glake_abi::client::{ClientError, Gmlake};
 use glake_device::DriverError;
 use glake_tiers::{FileError, HostError, MoveError, PoolError, RegionError};
 use glake_transfer::TransferError;
@@ -26,21 +23,18 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use crate::copies::CopyError;
-use crate::server::ServerError;
+use crate::rig::RigError;
 pub use copy::{
     CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport, LEAST_BLOCK, MOST_BLOCKS,
     OverheadReport, copy, copy_in_virtual_time, critical, overhead,
 };
-use glake_abi::client::Gmlake;
 use glake_replay::machine::Machine;
 use glake_replay::trace::TraceError;
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::config::Config;
-use library::LibraryUnderTest;
-use measure::{Allocates, Run};
+use library::{LibraryUnderTest, PoolUnderTest};
 use ordered_set::OrderedSet;
-use pool::PoolUnderTest;
-use program::{Program, Sizes};
+use program::{Allocates, Program, Run, Sizes};
 pub use shrink::{ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier, shrink, shrink_steps};
 
 /// Rounds of which the best counts: what disturbs a round makes it slower, never faster.
@@ -137,7 +131,7 @@ pub enum BenchError {
     },
     /// The server cannot be opened.
     #[error(transparent)]
-    Server(#[from] ServerError),
+    Rig(#[from] RigError),
     /// Error of the engine.
     #[error(transparent)]
     Transfer(#[from] TransferError),
@@ -241,7 +235,7 @@ impl BenchError {
             self,
             BenchError::Library(ClientError::NoDriver)
                 | BenchError::NoPeer { .. }
-                | BenchError::Server(ServerError::NoSuchGpu { .. } | ServerError::TooManyPaths { .. })
+                | BenchError::Rig(RigError::NoSuchGpu { .. } | RigError::TooManyPaths { .. })
         )
     }
 }

@@ -8,7 +8,7 @@ use glake_sim::pattern::{fill, matching};
 use glake_units::Bytes;
 
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
-use crate::scattered::scattered;
+use crate::copies::scattered;
 
 /// Configuration of one measurement.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! `glake bench copy`: copies through `libgmlake.so`, beside the driver's own and beside what the links give at most.
+//! `glake bench copy`: copies through `libgmlake.so`, next to the driver's own copies and to the limit of the links.
 //!
 //! ```text
 //! a run:  native   one copy of the driver's           host ══link 0══► GPU 0
@@ -6,33 +6,30 @@
 //!         limit    each GPU its own share to itself   host ══link k══► GPU k, all at once
 //! ```
 //!
-//! The three take turns in every run, so that what disturbs one disturbs all; medians are told. Each is timed on the host
-//! from its first call until the stream is done. On the simulated device there is no driver beside the library: native
-//! copies are then the library's own with `GLAKE_COPY_DIRECT`, and times are those of this machine's memory.
-//! [`copy_in_virtual_time`] needs no library: it asks the model.
-
-mod critical;
-mod harness;
-mod model;
-mod report;
-mod rounds;
+//! The three take turns in every run, so that a disturbance affects all of them; the reports contain medians. Times are taken on the host, from
+//! the first call until the stream is done. The simulated device has no driver: native copies are then the library's own with
+//! `GLAKE_COPY_DIRECT`, and times are those of this machine's memory. [`copy_in_virtual_time`] uses the model instead of the library.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use glake_abi::client::{CudaAllocator, Gmlake};
+use glake_runtime::backend::Backend;
+use glake_runtime::config::{Config, Gpu, MultiPath};
 use glake_units::Bytes;
+use harness::{Case, Harness};
 use serde::Serialize;
 
 use super::BenchError;
 use super::library::start;
 use super::times::gbps;
-use crate::server::check;
-use glake_runtime::backend::Backend;
-use glake_runtime::config::{Config, Gpu, MultiPath};
-use harness::{Case, Harness};
+use crate::rig::check;
+
 pub use model::copy_in_virtual_time;
-pub use report::{CopyReport, CriticalReport, OverheadReport};
+
+mod harness;
+mod model;
+mod rounds;
 
 /// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -198,10 +195,10 @@ pub fn critical(
 ) -> Result<(), BenchError> {
     let (bench, _) = Bench::start(backend, config, options, &mut news)?;
     let harness = bench.harness(options)?;
-    let busy = (0..critical::STREAMS).map(|_| bench.harness(options)).collect::<Result<Vec<_>, _>>()?;
+    let busy = (0..rounds::STREAMS).map(|_| bench.harness(options)).collect::<Result<Vec<_>, _>>()?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
-        let report = critical::measure(&harness, &busy, &case, options, bench.name.clone())?;
+        let report = rounds::critical(&harness, &busy, &case, options, bench.name.clone())?;
         news(CopyNews::Critical(report))?;
     }
     Ok(())
@@ -287,4 +284,107 @@ impl Bench {
 /// Returns the library's statistics of copies.
 fn copy_stats(library: &Gmlake) -> Result<serde_json::Value, BenchError> {
     Ok(serde_json::from_str(&library.copy_stats()?).unwrap_or_default())
+}
+
+/// Result of one measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct CopyReport {
+    /// Backend of the GPUs.
+    pub device: String,
+    /// Whether the times are a model's, and nothing was measured.
+    pub virtual_time: bool,
+    /// GPU that was measured.
+    pub target: u32,
+    /// Direction of the copy.
+    pub direction: CopyDirection,
+    /// Memory kind of the copy.
+    pub memory: CopyMemory,
+    /// Bytes that arrived, on one GPU of a broadcast.
+    pub bytes: u64,
+    /// Number of links that the engine's copies used, the target's own included.
+    pub paths: u32,
+    /// Number of timed repetitions.
+    pub runs: u32,
+    /// 10^9 bytes a second, of the median, of one copy of the driver's.
+    pub native_gbps: f64,
+    /// Rate of all GPUs copying their own shares at once.
+    pub limit_gbps: f64,
+    /// Rate of the engine.
+    pub engine_gbps: f64,
+    /// Median time of the driver's copy in microseconds.
+    pub native_us: f64,
+    /// Median time of all GPUs copying their own shares, in microseconds.
+    pub limit_us: f64,
+    /// Median time of the engine's copy in microseconds.
+    pub engine_us: f64,
+    /// Until the engine's call had returned; 0 in virtual time, which stands still meanwhile.
+    pub host_us: f64,
+    /// Processor time of this process while the engine's copies ran, in cores; 0 in virtual time.
+    pub cpu_cores: f64,
+    /// Whether the paths were calibrated, and not assumed.
+    pub calibrated: bool,
+    /// Whether the bytes were compared after the engine's copies: always where copies were measured; in virtual time up to 64 MiB.
+    pub verified: bool,
+}
+
+/// The cost of a copy below the break-even.
+#[derive(Clone, Debug, Serialize)]
+pub struct OverheadReport {
+    /// Backend of the GPUs.
+    pub device: String,
+    /// GPU that was measured.
+    pub target: u32,
+    /// Direction of the copy.
+    pub direction: CopyDirection,
+    /// Size of the copy.
+    pub bytes: u64,
+    /// Number of timed repetitions, in turns.
+    pub runs: u32,
+    /// Median microseconds from the call until the stream is done, by the driver.
+    pub native_us: f64,
+    /// The same through the library.
+    pub engine_us: f64,
+    /// The median of the differences of neighbours.
+    pub overhead_us: f64,
+    /// Median microseconds until the driver's call had returned.
+    pub native_call_us: f64,
+    /// The same for the library's call.
+    pub engine_call_us: f64,
+}
+
+/// Time of a critical copy next to background copies.
+#[derive(Clone, Debug, Serialize)]
+pub struct CriticalReport {
+    /// Backend of the GPUs.
+    pub device: String,
+    /// GPU that was measured.
+    pub target: u32,
+    /// Direction of the copy.
+    pub direction: CopyDirection,
+    /// Size of the copy.
+    pub bytes: u64,
+    /// Number of timed repetitions.
+    pub runs: u32,
+    /// Microseconds of one copy of the driver's with nothing beside it, from the call until the stream is done: the median.
+    pub native_us: f64,
+    /// The same at the 99th percentile.
+    pub native_p99_us: f64,
+    /// The median of a critical copy with nothing beside it.
+    pub alone_us: f64,
+    /// The same at the 99th percentile.
+    pub alone_p99_us: f64,
+    /// The median beside background copies.
+    pub beside_us: f64,
+    /// The same at the 99th percentile.
+    pub beside_p99_us: f64,
+    /// Time until the call returned, alone, at the 99th percentile.
+    pub alone_call_p99_us: f64,
+    /// Time until the call returned, next to background copies, at the 99th percentile.
+    pub beside_call_p99_us: f64,
+    /// Size of the background copies.
+    pub background_bytes: u64,
+    /// 10^9 bytes of theirs a second meanwhile.
+    pub background_gbps: f64,
+    /// Whether the bytes were compared: always, or there is no report.
+    pub verified: bool,
 }

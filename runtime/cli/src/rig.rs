@@ -1,35 +1,40 @@
-//! GPUs of a backend with an engine over their links, for `glake demo` and `glake bench shrink`.
+//! Rig of `glake demo` and the benches: the GPUs of a backend with an engine over their links, and regions whose bytes are compared.
 //!
 //! ```text
-//! Backend ─► Server ─┬ Engine    its relays ready, or none     ─► LinkMover
-//!                    ├ GpuPool   open to the relays            ─► Region
-//!                    └ HostPool  near to the links of the paths
+//! Backend ─► Rig ─┬ Engine    its relays ready, or none     ─► LinkMover
+//!                 ├ GpuPool   open to the relays            ─► Region ─► Filled: written, shrunk, refilled, compared
+//!                 └ HostPool  near to the links of the paths
 //! ```
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use glake_abi::client::CudaAllocator;
 use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Span};
 use glake_device::topology::Topology;
-use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
-use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
-use glake_tiers::{GpuPool, HostError, HostOptions, HostPool, PoolError, PoolOptions, nodes_of};
-use glake_transfer::{Engine, EngineOptions, TransferError};
-use glake_units::Bytes;
-
+use glake_device::{Address, Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::calibrations::Calibrations;
 use glake_runtime::config::{self, Config, MultiPath};
 use glake_runtime::pool;
+use glake_sim::pattern::{fill, matching};
+use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
+use glake_tiers::{
+    Block, GpuPool, HostError, HostOptions, HostPool, NoWait, PoolError, PoolOptions, Refilled, Region,
+    RegionError, Shrunk, Store, TransferContext, nodes_of,
+};
+use glake_transfer::{Engine, EngineOptions, TransferError};
+use glake_units::Bytes;
+use parking_lot::Mutex;
 
 /// Timeout for setting up relays.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Part of a server to open.
+/// Options of a rig.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ServerOptions {
+pub(crate) struct RigOptions {
     /// GPU whose memory is used.
     pub(crate) target: u32,
     /// Number of GPUs whose links serve its copies, its own included; `None`: all.
@@ -40,10 +45,10 @@ pub(crate) struct ServerOptions {
     pub(crate) times_only: bool,
 }
 
-/// Why a server is not opened.
+/// Error of opening a rig.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
+pub enum RigError {
     /// The backend is not there.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -76,11 +81,11 @@ pub enum ServerError {
 /// Whether a target and so many paths can be had.
 ///
 /// # Errors
-/// [`ServerError::NoSuchGpu`], [`ServerError::TooManyPaths`].
-pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), ServerError> {
+/// [`RigError::NoSuchGpu`], [`RigError::TooManyPaths`].
+pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), RigError> {
     match paths {
-        _ if target >= count => Err(ServerError::NoSuchGpu { device: target, count }),
-        Some(paths) if paths > count => Err(ServerError::TooManyPaths { paths, count }),
+        _ if target >= count => Err(RigError::NoSuchGpu { device: target, count }),
+        Some(paths) if paths > count => Err(RigError::TooManyPaths { paths, count }),
         _ => Ok(()),
     }
 }
@@ -107,7 +112,7 @@ impl Drop for ForeignMemory {
 
 /// The GPUs of a backend, and an engine whose relays are ready.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct Rig {
     target: DeviceInfo,
     topology: Topology,
     engine: Arc<Engine>,
@@ -119,16 +124,12 @@ pub(crate) struct Server {
     begun: Instant,
 }
 
-impl Server {
-    /// Opens a server and waits until its relays are ready; where none becomes one, copies take one link each.
+impl Rig {
+    /// Opens a rig and waits until its relays are ready; where none becomes one, copies take one link each.
     ///
     /// # Errors
-    /// [`ServerError`].
-    pub(crate) fn open(
-        backend: &Backend,
-        config: &Config,
-        options: ServerOptions,
-    ) -> Result<Server, ServerError> {
+    /// [`RigError`].
+    pub(crate) fn open(backend: &Backend, config: &Config, options: RigOptions) -> Result<Rig, RigError> {
         let (driver, simulator) = driver(backend, options)?;
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
@@ -136,7 +137,7 @@ impl Server {
         let count = u32::try_from(infos.len()).unwrap_or(u32::MAX);
         check(count, options.target, options.paths)?;
         let target = infos.iter().find(|info| info.id.0 == options.target).cloned();
-        let target = target.ok_or(ServerError::NoSuchGpu { device: options.target, count })?;
+        let target = target.ok_or(RigError::NoSuchGpu { device: options.target, count })?;
         let topology = backend.topology()?;
         let graph = Calibrations::of(&topology, config.transfer.calibrations.as_deref()).graph();
         let calibrated = graph.is_calibrated();
@@ -163,7 +164,7 @@ impl Server {
         }
         let times_only = simulator.is_some() && options.times_only;
         let begun = Instant::now();
-        Ok(Server { target, topology, engine, calibrated, driver, recorder, simulator, times_only, begun })
+        Ok(Rig { target, topology, engine, calibrated, driver, recorder, simulator, times_only, begun })
     }
 
     /// The driver's calls so far.
@@ -304,7 +305,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for Rig {
     fn drop(&mut self) {
         self.engine.stop();
     }
@@ -316,7 +317,7 @@ type Opened = (Arc<dyn Driver>, Option<Arc<Simulator>>);
 ///
 /// # Errors
 /// [`DriverError::Os`]: the system has no memory for simulated GPUs.
-pub(crate) fn driver(backend: &Backend, part: ServerOptions) -> Result<Opened, DriverError> {
+pub(crate) fn driver(backend: &Backend, part: RigOptions) -> Result<Opened, DriverError> {
     match backend {
         Backend::Cuda(cuda) => Ok((cuda.clone(), None)),
         Backend::Sim { model, .. } => {
@@ -350,6 +351,130 @@ fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option
     relays.map(|info| info.id).collect()
 }
 
+/// Bytes written and compared at a time.
+const CHUNK: usize = 4 << 20;
+/// Threads that write and compare bytes at most: more of them wait for the same link.
+const THREADS: usize = 8;
+
+/// A region and its blocks.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    region: Region,
+    blocks: Vec<Block>,
+}
+
+/// A byte that is not what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// In which block, counted from 0.
+    pub(crate) block: u64,
+    /// Offset in the block.
+    pub(crate) at: u64,
+    /// Address of the block.
+    pub(crate) address: Address,
+}
+
+/// A part of a block: where it is, where it lies in its block, which block, how long.
+type Part = (Address, u64, u64, usize);
+
+impl Filled {
+    /// A region with blocks of it, which are written now.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn new(region: Region, blocks: Vec<Block>) -> Result<Filled, PoolError> {
+        let filled = Filled { region, blocks };
+        filled.each_part(|bytes, (address, at, block, length)| {
+            fill(&mut bytes[..length], at, block);
+            filled.region.pool().write(address, &bytes[..length])
+        })?;
+        Ok(filled)
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The bytes of its blocks.
+    pub(crate) fn live(&self) -> Bytes {
+        self.blocks.iter().map(|block| block.size).sum()
+    }
+
+    /// Evicts the whole region.
+    ///
+    /// # Errors
+    /// See [`Region::shrink`].
+    pub(crate) fn shrink(&self, to: &Store, context: TransferContext<'_>) -> Result<Shrunk, RegionError> {
+        self.region.shrink(Bytes::MAX, to, context)
+    }
+
+    /// Refills the whole region.
+    ///
+    /// # Errors
+    /// See [`Region::refill`].
+    pub(crate) fn refill(&self, context: TransferContext<'_>) -> Result<Refilled, RegionError> {
+        self.region.refill(Bytes::MAX, context, &NoWait)
+    }
+
+    /// Compares every byte with what was written, and tells of one that differs.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn compare(&self) -> Result<Option<Difference>, PoolError> {
+        let found = Mutex::new(None);
+        self.each_part(|bytes, (address, at, block, length)| {
+            bytes[..length].fill(0);
+            self.region.pool().read(address, &mut bytes[..length])?;
+            let same = matching(&bytes[..length], at, block);
+            if same < length as u64 {
+                *found.lock() = Some(Difference { block, at: at + same, address: Address(address.0 - at) });
+            }
+            Ok(())
+        })?;
+        Ok(found.into_inner())
+    }
+
+    /// Visits every part once, by several threads, each with memory of its own.
+    fn each_part(
+        &self,
+        visit: impl Fn(&mut [u8], Part) -> Result<(), PoolError> + Sync,
+    ) -> Result<(), PoolError> {
+        let parts: Vec<Part> =
+            (0..).zip(&self.blocks).flat_map(|(number, block)| parts(number, *block)).collect();
+        let (next, cores) = (AtomicU64::new(0), thread::available_parallelism().map_or(1, usize::from));
+        let work = || {
+            let mut bytes = vec![0; CHUNK];
+            loop {
+                let mine = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap_or(usize::MAX);
+                let Some(part) = parts.get(mine) else { return Ok(()) };
+                visit(&mut bytes, *part)?;
+            }
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..cores.min(THREADS)).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(outcome) => outcome,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
+    }
+
+    /// Frees all blocks of the region.
+    ///
+    /// # Errors
+    /// See [`glake_tiers::GpuPool::free`].
+    pub(crate) fn end(self) -> Result<(), PoolError> {
+        self.blocks.iter().try_for_each(|block| self.region.pool().free(block.address).map(|_| ()))
+    }
+}
+
+fn parts(number: u64, block: Block) -> impl Iterator<Item = Part> {
+    (0..block.size.get()).step_by(CHUNK).map(move |at| {
+        let length = usize::try_from(block.size.get() - at).unwrap_or(CHUNK).min(CHUNK);
+        (Address(block.address.0 + at), at, number, length)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use glake_sim::load;
@@ -357,9 +482,9 @@ mod tests {
     use super::*;
     use glake_runtime::config::Gpu;
 
-    fn open(options: ServerOptions, config: &Config) -> Result<Server, ServerError> {
+    fn open(options: RigOptions, config: &Config) -> Result<Rig, RigError> {
         let backend = Backend::Sim { model: load("h200x4").unwrap(), shared: None, instead_of: None };
-        Server::open(&backend, config, options)
+        Rig::open(&backend, config, options)
     }
 
     fn set(ids: &[u32]) -> DeviceSet {
@@ -371,11 +496,11 @@ mod tests {
         let mut config = Config::default();
         let relays = |paths, config: &Config| {
             let memory = Some(Bytes::mib(64));
-            let options = ServerOptions { target: 1, paths, memory, ..ServerOptions::default() };
-            let server = open(options, config).unwrap();
-            assert!(server.free_memory(DeviceId(0)).is_ok());
-            let relays = server.relays();
-            assert_eq!(server.end(), Some(Census::default()));
+            let options = RigOptions { target: 1, paths, memory, ..RigOptions::default() };
+            let rig = open(options, config).unwrap();
+            assert!(rig.free_memory(DeviceId(0)).is_ok());
+            let relays = rig.relays();
+            assert_eq!(rig.end(), Some(Census::default()));
             relays
         };
         assert_eq!(relays(None, &config), set(&[0, 2, 3]));
@@ -389,7 +514,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_is_not_there_is_named() {
-        let options = ServerOptions { target: 4, ..ServerOptions::default() };
+        let options = RigOptions { target: 4, ..RigOptions::default() };
         let error = open(options, &Config::default()).unwrap_err().to_string();
         assert_eq!(error, "GPU 4 does not exist: 4 are here, counted from 0");
     }
