@@ -20,7 +20,7 @@ use glake_units::Bytes;
 use crate::bench::{CopyDirection, CopyMemory};
 use crate::rig::{ForeignMemory, Rig};
 
-/// A stream gets its paths in the background once it has asked for them.
+/// Timeout for a stream's paths, which are set up in the background after the first large copy.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Shape of a copy.
@@ -32,13 +32,13 @@ pub(crate) struct Shape {
     pub(crate) block: Bytes,
 }
 
-/// A rig, and streams on its GPUs: the target's first.
+/// Rig with one stream per GPU, the target's first.
 pub(crate) struct Copies<'a> {
     rig: &'a Rig,
     on: Vec<(UserStream, OwnedStream)>,
 }
 
-/// Memory on both sides.
+/// Memory of a copy on both sides.
 pub(crate) struct Ends<'a> {
     copies: &'a Copies<'a>,
     host: HostMemory,
@@ -63,7 +63,7 @@ enum GpuMemory {
     Foreign(ForeignMemory),
 }
 
-/// Why a copy is not made.
+/// Error of a copy.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CopyError {
     #[error(transparent)]
@@ -77,18 +77,18 @@ pub(crate) enum CopyError {
 type Result<T> = std::result::Result<T, CopyError>;
 
 impl<'a> Copies<'a> {
-    /// With a stream of the target alone.
+    /// Creates a stream of the target only.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn of_target(rig: &'a Rig) -> Result<Self> {
         Self::on(rig, DeviceSet::EMPTY)
     }
 
-    /// With one of each GPU whose link takes part.
+    /// Creates one stream per GPU whose link takes part.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn of_all(rig: &'a Rig) -> Result<Self> {
         Self::on(rig, rig.relays())
     }
@@ -105,7 +105,7 @@ impl<'a> Copies<'a> {
     /// Allocates memory for copies.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn ends(&'a self, shape: Shape) -> Result<Ends<'a>> {
         let size = shape.size;
         let mut gpus = vec![match shape.memory.allocator() {
@@ -131,7 +131,7 @@ impl<'a> Copies<'a> {
         Ok(Ends { copies: self, host, gpus, shape, blocks })
     }
 
-    /// Memory of another GPU, for its own copies and the target's.
+    /// Allocates memory of another GPU that the target can access.
     fn memory_of(&self, device: DeviceId, size: Bytes) -> Result<Arc<Buffer>> {
         let reach = self.rig.relays().union(DeviceSet::of(self.rig.target().id));
         Ok(Arc::new(Buffer::new(self.rig.completion_events(), device, size, reach)?))
@@ -141,7 +141,7 @@ impl<'a> Copies<'a> {
         &**self.rig.driver()
     }
 
-    /// The time from the first call until all streams are done.
+    /// Returns the time from the first call until all streams are done.
     fn timed(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
         let begin = self.rig.now();
         let enqueued = work();
@@ -193,7 +193,7 @@ impl Ends<'_> {
         })
     }
 
-    /// Each GPU's own share, all at once.
+    /// Times all GPUs copying their own shares at once.
     pub(crate) fn limit(&self, direction: CopyDirection) -> Result<Duration> {
         let streams = &self.copies.on;
         let share = Bytes::new(self.shape.size.get().div_ceil(streams.len() as u64));
@@ -214,7 +214,7 @@ impl Ends<'_> {
         })
     }
 
-    /// Copies until other links take part, or it is clear that none will.
+    /// Copies until other links take part, or until a timeout.
     pub(crate) fn warm_up(&self, direction: CopyDirection) -> Result<()> {
         let (rig, begin) = (self.copies.rig, Instant::now());
         let split = rig.engine().statistics().split_copies;
@@ -232,10 +232,10 @@ impl Ends<'_> {
         Bytes::new(matching(self.host.as_slice(), 0, seed))
     }
 
-    /// Copies other bytes as the engine does, and says how many of them came back: of the GPU that has fewest.
+    /// Copies a pattern with the engine. Returns the number of matching bytes, of the GPU that has fewest.
     ///
     /// # Errors
-    /// What the driver and the engine answer.
+    /// Errors of the driver and the engine.
     pub(crate) fn verify(&mut self, direction: CopyDirection, seed: u64) -> Result<Bytes> {
         self.host.write(|bytes| fill(bytes, 0, seed));
         match direction {
@@ -254,7 +254,7 @@ impl Ends<'_> {
         Ok(least)
     }
 
-    /// Copies from one GPU to the host by the driver.
+    /// Copies from one GPU to the host with the driver.
     fn back(&self, number: usize) -> Result<Duration> {
         let on = self.copies.on[number].0;
         self.copies.timed(|| {

@@ -27,10 +27,10 @@ use crate::target::Target;
 const PREFIX: &str = "checkpoint-";
 /// Interval of polling for the end of another restore.
 const LOOK: Duration = Duration::from_millis(20);
-/// More than any record has.
+/// Maximum size of a record in bytes.
 const LONGEST: u64 = 64 << 10;
 
-/// The folder that they lie in: this user's alone.
+/// Folder of the records, accessible by this user only.
 #[derive(Debug)]
 pub(crate) struct Records {
     folder: PathBuf,
@@ -51,7 +51,7 @@ impl Records {
         Ok(Records { folder: folder.to_owned() })
     }
 
-    /// The same, where there may be some: nothing is made.
+    /// Opens the records next to a socket without creating the folder.
     pub(crate) fn find(socket: &Path) -> Result<Records, ListenError> {
         let folder = folder_of(socket)?;
         check_folder(folder)?;
@@ -62,25 +62,25 @@ impl Records {
         self.folder.join(format!("{PREFIX}{}-{}.json", target.pid, target.start))
     }
 
-    /// Writes a process's, whole or not at all.
+    /// Writes the record of a process atomically.
     pub(crate) fn write(&self, target: &Target, record: &Record) -> io::Result<()> {
         let path = self.path(target);
         write_whole(&path, &path.with_extension("new"), &serde_json::to_vec(record)?)
     }
 
-    /// Reads a process's; none: there is none.
+    /// Reads the record of a process; `None` if it has none.
     pub(crate) fn read(&self, target: &Target) -> io::Result<Option<Record>> {
         let bytes = read_whole(&self.path(target), LONGEST)?;
         Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
     }
 
-    /// A process runs, or was not checkpointed.
+    /// Removes the record of a process that runs or was not checkpointed.
     pub(crate) fn remove(&self, target: &Target) {
         // One that stays says what it had, and goes with its process.
         let _ = fs::remove_file(self.path(target));
     }
 
-    /// Removes those of processes that have ended.
+    /// Removes the records of processes that have ended.
     pub(crate) fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().filter_map(Result::ok) {
             let name = entry.file_name();
@@ -197,10 +197,10 @@ mod tests {
 const MARGIN: Bytes = Bytes::mib(64);
 const PART: u64 = 20;
 
-/// Why the driver is not asked.
+/// Reason not to attempt a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// A GPU has not enough free.
+    /// A GPU lacks free memory.
     Short { gpu: String, free: Bytes, needed: Bytes },
     /// GPU whose free memory is unknown.
     Unread { gpu: String, error: String },
@@ -219,7 +219,7 @@ impl fmt::Display for NoRoom {
     }
 }
 
-/// Whether each GPU has room for what the process had there; without a record, whether each has so much free.
+/// Checks that each GPU has room for the memory that the process had there; without a record, that each GPU has `otherwise` free.
 pub(crate) fn look(meter: &dyn Meter, record: Option<&Record>, otherwise: Bytes) -> Result<(), NoRoom> {
     let needs: Vec<(String, Bytes)> = match record {
         Some(record) => record.gpus.iter().map(|(gpu, had)| (gpu.clone(), with_margin(*had))).collect(),

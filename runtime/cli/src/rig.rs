@@ -37,11 +37,11 @@ const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct RigOptions {
     /// GPU whose memory is used.
     pub(crate) target: u32,
-    /// Number of GPUs whose links serve its copies, its own included; `None`: all.
+    /// Number of GPUs whose links serve copies, the target included; `None`: all.
     pub(crate) paths: Option<u32>,
-    /// The memory of each GPU where they are simulated; `None`: the model's.
+    /// Memory of each simulated GPU; `None`: the model's.
     pub(crate) memory: Option<Bytes>,
-    /// Whether copies take their time and move no bytes, where they are simulated.
+    /// Whether copies on simulated GPUs take time but move no bytes.
     pub(crate) times_only: bool,
 }
 
@@ -49,16 +49,16 @@ pub(crate) struct RigOptions {
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum RigError {
-    /// The backend is not there.
+    /// Error of the backend.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// Error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The engine cannot be made.
+    /// Error of the engine.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// There is no such GPU.
+    /// Unknown GPU.
     #[error("GPU {device} does not exist: {count} are here, counted from 0")]
     NoSuchGpu {
         /// Index of the requested GPU.
@@ -66,7 +66,7 @@ pub enum RigError {
         /// Number of GPUs present.
         count: u32,
     },
-    /// There are not so many links.
+    /// More paths requested than GPUs present.
     #[error(
         "--paths {paths}: {count} GPUs are here, so ask for 1 to {count}, or leave --paths out for all of them"
     )]
@@ -78,7 +78,7 @@ pub enum RigError {
     },
 }
 
-/// Whether a target and so many paths can be had.
+/// Checks that a target and a number of paths exist on a server of `count` GPUs.
 ///
 /// # Errors
 /// [`RigError::NoSuchGpu`], [`RigError::TooManyPaths`].
@@ -90,7 +90,7 @@ pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), R
     }
 }
 
-/// Memory of a simulated GPU, as the driver makes it for programs.
+/// Memory of a simulated GPU from one of the driver's allocators for programs.
 pub(crate) struct ForeignMemory {
     simulator: Arc<Simulator>,
     whole: Span,
@@ -110,7 +110,7 @@ impl Drop for ForeignMemory {
     }
 }
 
-/// The GPUs of a backend, and an engine whose relays are ready.
+/// GPUs of a backend with an engine whose relays are ready.
 #[derive(Debug)]
 pub(crate) struct Rig {
     target: DeviceInfo,
@@ -125,7 +125,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Opens a rig and waits until its relays are ready; where none becomes one, copies take one link each.
+    /// Opens a rig and waits until its relays are ready. If no GPU becomes a relay, each copy uses one link.
     ///
     /// # Errors
     /// [`RigError`].
@@ -167,12 +167,12 @@ impl Rig {
         Ok(Rig { target, topology, engine, calibrated, driver, recorder, simulator, times_only, begun })
     }
 
-    /// The driver's calls so far.
+    /// Returns the counters of driver calls so far.
     pub(crate) fn calls(&self) -> Counters {
         self.recorder.counters()
     }
 
-    /// The GPU whose memory it is about.
+    /// Returns the GPU whose memory is used.
     pub(crate) fn target(&self) -> &DeviceInfo {
         &self.target
     }
@@ -189,7 +189,7 @@ impl Rig {
         self.engine.completion_events()
     }
 
-    /// Whether the engine goes by what was measured of the links.
+    /// Returns whether the engine uses measured link rates.
     pub(crate) fn is_calibrated(&self) -> bool {
         self.calibrated
     }
@@ -198,36 +198,36 @@ impl Rig {
         self.simulator.is_some()
     }
 
-    /// Whether copies bring what they copy.
+    /// Returns whether copies move bytes.
     pub(crate) fn moves_bytes(&self) -> bool {
         !self.times_only
     }
 
-    /// The time since it was opened: of simulated GPUs the model's, which passes while somebody waits for them.
+    /// Returns the time since the rig was opened. Simulated GPUs have virtual time, which passes while a caller waits for their work.
     pub(crate) fn now(&self) -> Duration {
         self.simulator.as_ref().map_or_else(|| self.begun.elapsed(), |simulator| simulator.now())
     }
 
-    /// Bytes so far by the GPU whose link they went over.
+    /// Returns the bytes copied so far, by the GPU whose link carried them.
     pub(crate) fn carried(&self) -> Vec<(DeviceId, u64)> {
         let paths = self.engine.statistics().paths;
         paths.iter().map(|path| (path.relay, path.bytes.get())).collect()
     }
 
-    /// The other GPUs whose links serve the target's copies.
+    /// Returns the other GPUs whose links serve the target's copies.
     pub(crate) fn relays(&self) -> DeviceSet {
         self.engine.relays().without(DeviceSet::of(self.target.id))
     }
 
-    /// Memory of a GPU that nobody holds.
+    /// Returns the free memory of a GPU.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn free_memory(&self, device: DeviceId) -> Result<Bytes, DriverError> {
         Ok(self.driver.memory_info(device)?.free)
     }
 
-    /// A pool of a GPU's memory, which the relays may touch.
+    /// Creates a pool of a GPU's memory that the relays can access.
     ///
     /// # Errors
     /// As [`GpuPool::new`].
@@ -250,7 +250,7 @@ impl Rig {
         Ok(Arc::new(pool))
     }
 
-    /// Memory of the target that the relays may touch, or it alone where one of them cannot reach it.
+    /// Allocates memory of the target that the relays can access; if a relay cannot reach it, memory for the target alone.
     ///
     /// # Errors
     /// As [`Buffer::new`].
@@ -263,10 +263,10 @@ impl Rig {
         Ok(Arc::new(buffer?))
     }
 
-    /// Memory of the target as one of the driver's allocators makes it.
+    /// Allocates memory of the target with one of the driver's allocators.
     ///
     /// # Errors
-    /// [`DriverError::Unsupported`] where GPUs are not simulated, whose driver has other callers for that.
+    /// [`DriverError::Unsupported`] unless GPUs are simulated: `glake_abi::client` allocates such memory on real GPUs.
     pub(crate) fn foreign_memory(
         &self,
         size: Bytes,
@@ -282,7 +282,7 @@ impl Rig {
         Ok(ForeignMemory { simulator, whole })
     }
 
-    /// Host memory for the paths' copies, nothing of it pinned yet.
+    /// Creates a pool of host memory for the paths' copies. No memory is pinned yet.
     ///
     /// # Errors
     /// As [`HostPool::new`].
@@ -297,7 +297,7 @@ impl Rig {
         )
     }
 
-    /// Ends it; what is alive then on simulated devices, of which nobody else knows anything.
+    /// Closes the rig. Returns the objects that are still alive on simulated GPUs; `None` on real GPUs.
     pub(crate) fn end(self) -> Option<Census> {
         let simulator = self.simulator.clone();
         drop(self);
@@ -313,7 +313,7 @@ impl Drop for Rig {
 
 type Opened = (Arc<dyn Driver>, Option<Arc<Simulator>>);
 
-/// The driver of a backend, and the simulator where it is one.
+/// Returns the driver of a backend, and the simulator if the backend is simulated.
 ///
 /// # Errors
 /// [`DriverError::Os`]: the system has no memory for simulated GPUs.
@@ -338,7 +338,7 @@ pub(crate) fn driver(backend: &Backend, part: RigOptions) -> Result<Opened, Driv
     }
 }
 
-/// The GPUs whose links serve copies of the target beside its own: the first others, or none.
+/// Selects relays for the target's copies: the first other GPUs that the configuration does not exclude.
 fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option<u32>) -> DeviceSet {
     let others = usize::try_from(paths.unwrap_or(u32::MAX).saturating_sub(1)).unwrap_or(usize::MAX);
     // This program is one process, whichever launcher started it: local ranks do not count.
@@ -351,22 +351,22 @@ fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option
     relays.map(|info| info.id).collect()
 }
 
-/// Bytes written and compared at a time.
+/// Size in bytes of the parts that are written and compared.
 const CHUNK: usize = 4 << 20;
-/// Threads that write and compare bytes at most: more of them wait for the same link.
+/// Maximum number of threads that write and compare bytes. More threads would wait for the same link.
 const THREADS: usize = 8;
 
-/// A region and its blocks.
+/// Region whose blocks contain a pattern of their positions.
 #[derive(Debug)]
 pub(crate) struct Filled {
     region: Region,
     blocks: Vec<Block>,
 }
 
-/// A byte that is not what was written.
+/// Position of a byte that differs from the written one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// In which block, counted from 0.
+    /// Index of the block, from 0.
     pub(crate) block: u64,
     /// Offset in the block.
     pub(crate) at: u64,
@@ -374,14 +374,14 @@ pub(crate) struct Difference {
     pub(crate) address: Address,
 }
 
-/// A part of a block: where it is, where it lies in its block, which block, how long.
+/// Part of a block: its address, its offset in the block, the block's index and its length.
 type Part = (Address, u64, u64, usize);
 
 impl Filled {
-    /// A region with blocks of it, which are written now.
+    /// Writes the pattern to all blocks of a region.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn new(region: Region, blocks: Vec<Block>) -> Result<Filled, PoolError> {
         let filled = Filled { region, blocks };
         filled.each_part(|bytes, (address, at, block, length)| {
@@ -395,7 +395,7 @@ impl Filled {
         &self.region
     }
 
-    /// The bytes of its blocks.
+    /// Returns the size of all blocks.
     pub(crate) fn live(&self) -> Bytes {
         self.blocks.iter().map(|block| block.size).sum()
     }
@@ -416,10 +416,10 @@ impl Filled {
         self.region.refill(Bytes::MAX, context, &NoWait)
     }
 
-    /// Compares every byte with what was written, and tells of one that differs.
+    /// Compares every byte with the pattern. Returns a difference, if any.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn compare(&self) -> Result<Option<Difference>, PoolError> {
         let found = Mutex::new(None);
         self.each_part(|bytes, (address, at, block, length)| {
@@ -434,7 +434,7 @@ impl Filled {
         Ok(found.into_inner())
     }
 
-    /// Visits every part once, by several threads, each with memory of its own.
+    /// Visits every part once, on several threads, each with its own buffer.
     fn each_part(
         &self,
         visit: impl Fn(&mut [u8], Part) -> Result<(), PoolError> + Sync,

@@ -169,8 +169,8 @@ impl Gmlake {
     /// Loads a `libgmlake.so` and starts it with a configuration: TOML text that overrides file and environment.
     ///
     /// # Errors
-    /// [`ClientError::Load`], [`ClientError::OtherVersion`]; [`ClientError::Refused`] if the process started the library before, or the text
-    /// is invalid.
+    /// [`ClientError::Load`], [`ClientError::OtherVersion`]; [`ClientError::Refused`] if the process started the library before, or the
+    /// text is invalid.
     pub fn start(path: &Path, configuration: &str) -> Result<Gmlake> {
         let failed = |source| ClientError::Load { path: path.to_owned(), source };
         // SAFETY: the library runs no code of its own when it is loaded.

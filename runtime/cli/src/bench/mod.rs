@@ -37,67 +37,67 @@ use ordered_set::OrderedSet;
 use program::{Allocates, Program, Run, Sizes};
 pub use shrink::{ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier, shrink, shrink_steps};
 
-/// Rounds of which the best counts: what disturbs a round makes it slower, never faster.
+/// Number of timed rounds. The fastest one is reported: disturbances only make a round slower.
 const ROUNDS: usize = 20;
-/// Rounds before those at most, until some need no driver call and no memory from the heap: tables have their size then.
+/// Maximum number of warm-up rounds. Warm-up ends early after [`QUIET`] rounds without driver calls and heap allocations.
 const WARM_UP: usize = 80;
-/// Required number of consecutive quiet measurements.
+/// Number of consecutive rounds without driver calls and heap allocations that end the warm-up.
 const QUIET: usize = 10;
 
 /// Options of `glake bench alloc`.
 #[derive(Clone, Debug)]
 pub struct AllocOptions {
-    /// The trace that sizes are drawn from; `None`: built-in sizes, of a training run of OPT-1.3B.
+    /// Trace from which sizes are drawn; `None`: built-in sizes of a training run of OPT-1.3B.
     pub trace: Option<PathBuf>,
-    /// Blocks alive while it measures.
+    /// Number of live blocks during the measurement.
     pub live_blocks: u32,
-    /// Free ranges between them, about.
+    /// Approximate number of free ranges between live blocks.
     pub free_ranges: u32,
-    /// With how many streams, one measurement each.
+    /// Numbers of streams, with one measurement each.
     pub streams: Vec<u32>,
-    /// Pairs of a malloc and a free a round.
+    /// Number of pairs of a malloc and a free per round.
     pub pairs: usize,
-    /// The library's file; `None`: the one beside the program.
+    /// Path of the library; `None`: the one next to the program.
     pub library: Option<PathBuf>,
 }
 
 /// Result of one measurement of the hot path.
 #[derive(Clone, Debug, Serialize)]
 pub struct AllocReport {
-    /// Blocks alive while it measured.
+    /// Number of live blocks during the measurement.
     pub live_blocks: u32,
-    /// Free ranges between them, counted at the end of the measurement.
+    /// Number of free ranges between live blocks at the end of the measurement.
     pub free_ranges: u32,
-    /// Streams that allocated in turn.
+    /// Number of streams that allocated in turn.
     pub streams: u32,
-    /// Nanoseconds a malloc and a free together, through the C interface.
+    /// Time of a malloc and a free together through the C interface, in nanoseconds.
     pub pair_ns: f64,
-    /// The same for the pool without the C interface, in the same run.
+    /// Time of a pair in the pool without the C interface, in the same run, in nanoseconds.
     pub pool_pair_ns: f64,
-    /// The same for a plain best fit on an ordered set, in the same run: no lock, no gauges, no streams.
+    /// Time of a pair with a plain best fit on an ordered set, without lock, gauges and streams, in nanoseconds.
     pub ordered_set_pair_ns: f64,
-    /// The same for one with the pool's lock, gauges and streams.
+    /// Time of a pair with a best fit on an ordered set with the pool's lock, gauges and streams, in nanoseconds.
     pub dutiful_set_pair_ns: f64,
-    /// Driver calls of the library in the measured pairs: 0 where every malloc was a hit.
+    /// Number of driver calls in the measured pairs; 0 if every malloc was a hit.
     pub driver_calls: u64,
-    /// Allocations of the library on the heap in the measured pairs.
+    /// Number of the library's heap allocations in the measured pairs.
     pub heap_allocations: u64,
 }
 
-/// Why nothing was measured.
+/// Error of a measurement.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The sizes cannot be had.
+    /// Error of reading the trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The device cannot be had.
+    /// Error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// Error of the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The library is not where it is looked for.
+    /// Missing library file.
     #[error(
         "{} is not there: build it with make build (cargo build --release --package glake-ffi), or name it with GLAKE_LIBRARY",
         looked_for.display()
@@ -106,16 +106,16 @@ pub enum BenchError {
         /// Path that was searched.
         looked_for: PathBuf,
     },
-    /// The backend is not there.
+    /// Error of the backend.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A GPU has not that much free memory.
+    /// A GPU lacks free memory for the measurement.
     #[error("{case}: a GPU has no room for it: choose a smaller --sizes, or end what else uses its memory")]
     NoRoom {
         /// Name of the failed measurement.
         case: String,
     },
-    /// This machine has not that much memory for what is simulated.
+    /// The host lacks memory for the simulated GPUs.
     #[error("{case}: this machine has no memory for it ({source}): choose a smaller --sizes")]
     NoHostRoom {
         /// Name of the failed measurement.
@@ -123,22 +123,22 @@ pub enum BenchError {
         /// Error of the driver.
         source: DriverError,
     },
-    /// The engine is wrong, or the memory is.
+    /// Copied bytes differ.
     #[error("{case}: the bytes that arrived are not those that were sent")]
     Differs {
         /// Name of the failed measurement.
         case: String,
     },
-    /// The server cannot be opened.
+    /// Error of opening the rig.
     #[error(transparent)]
     Rig(#[from] RigError),
     /// Error of the engine.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// There is no pinned host memory.
+    /// Error of allocating pinned host memory.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// There is no folder for files.
+    /// Error of the folder for files.
     #[error(transparent)]
     File(#[from] FileError),
     /// No other GPU lends its memory.
@@ -152,24 +152,24 @@ pub enum BenchError {
     /// A region could not be shrunk or refilled.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// A copy that regions' copies are like failed.
+    /// A warm-up copy failed.
     #[error("the links could not be tried: {0}")]
     Unmoved(MoveError),
-    /// A shrink left something behind, so its time says nothing.
+    /// A shrink left bytes on the GPU, so its time is meaningless.
     #[error("{size} of the region stayed on the GPU, in {extents} extents that could not leave")]
     Stayed {
         /// Bytes that remained on the GPU.
         size: Bytes,
-        /// In how many extents.
+        /// Number of extents that hold them.
         extents: usize,
     },
-    /// Receiver that accepts no more results.
+    /// The receiver of results failed.
     #[error("the results cannot be told")]
     Untold,
-    /// The library cannot be loaded, or refused.
+    /// Error of loading or calling the library.
     #[error(transparent)]
     Library(#[from] ClientError),
-    /// The ordered set refused.
+    /// The ordered set has no free range for a request.
     #[error("the ordered set has no room left for the program")]
     SetFull,
 }
@@ -177,7 +177,7 @@ pub enum BenchError {
 /// Measures a malloc and free pair, once for each number of streams.
 ///
 /// # Errors
-/// [`BenchError`]: the trace or the device cannot be had, or the program does not fit.
+/// [`BenchError`]: the trace or the device is unusable, or the program does not fit.
 pub fn alloc(
     backend: Backend,
     config: &Config,
@@ -229,7 +229,7 @@ fn measure_one(
 }
 
 impl BenchError {
-    /// Whether what was asked cannot be measured on this device, and something else can.
+    /// Returns whether other arguments would work on this device.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -250,7 +250,7 @@ impl From<CopyError> for BenchError {
     }
 }
 
-/// The best round of an allocator, and of the sets that it took turns with.
+/// Fastest rounds of an allocator and of the ordered sets that ran in turn with it.
 #[derive(Clone, Copy, Debug)]
 struct Best {
     pair_ns: f64,

@@ -8,7 +8,7 @@ pub(crate) fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The middle one, or between the two middle ones.
+/// Returns the median; for an even number of values, the mean of the two middle ones; 0 without values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -19,7 +19,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The one that this part of all values does not exceed.
+/// Returns the smallest value that the given fraction of all values does not exceed; 0 without values.
 pub(super) fn percentile(values: &[f64], part: f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_unstable_by(f64::total_cmp);
@@ -29,7 +29,7 @@ pub(super) fn percentile(values: &[f64], part: f64) -> f64 {
     values.get(place.max(1) - 1).copied().unwrap_or(0.0)
 }
 
-/// 10^9 bytes a second.
+/// Returns a rate in GB/s (10^9 bytes per second).
 #[allow(clippy::cast_precision_loss)] // a rate for people
 pub(crate) fn gbps(bytes: u64, us: f64) -> f64 {
     bytes as f64 / us / 1e3

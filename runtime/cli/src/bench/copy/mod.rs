@@ -6,8 +6,8 @@
 //!         limit    each GPU its own share to itself   host ══link k══► GPU k, all at once
 //! ```
 //!
-//! The three take turns in every run, so that a disturbance affects all of them; the reports contain medians. Times are taken on the host, from
-//! the first call until the stream is done. The simulated device has no driver: native copies are then the library's own with
+//! The three take turns in every run, so that a disturbance affects all of them; the reports contain medians. Times are taken on the host,
+//! from the first call until the stream is done. The simulated device has no driver: native copies are then the library's own with
 //! `GLAKE_COPY_DIRECT`, and times are those of this machine's memory. [`copy_in_virtual_time`] uses the model instead of the library.
 
 use std::path::PathBuf;
@@ -93,9 +93,9 @@ pub struct CopyOptions {
     pub library: Option<PathBuf>,
 }
 
-/// Smaller blocks are not measured: memory of the pool comes in multiples of it.
+/// Minimum size of a scattered block: pool memory comes in multiples of it.
 pub const LEAST_BLOCK: Bytes = Bytes::new(512);
-/// No copy is cut into more: each is a call of the driver's where it copies them.
+/// Maximum number of blocks per copy: the driver's copy needs one call per block.
 pub const MOST_BLOCKS: u64 = 1 << 20;
 
 /// Progress and results of a measurement.
@@ -103,7 +103,7 @@ pub const MOST_BLOCKS: u64 = 1 << 20;
 pub enum CopyNews {
     /// Next measurement, and the number of completed ones.
     Next(String, u64),
-    /// Something to know about the results.
+    /// Note on the results.
     Note(String),
     /// Result of a measurement.
     Copy(CopyReport),
@@ -204,7 +204,7 @@ pub fn critical(
     Ok(())
 }
 
-/// Every memory and size, each way; a broadcast goes one way.
+/// Returns all cases: every memory and size in each direction; a broadcast goes to the GPUs only.
 fn cases(options: &CopyOptions) -> impl Iterator<Item = Case> {
     let ways =
         options.memory.iter().flat_map(|memory| options.directions.iter().map(move |way| (*memory, *way)));
@@ -291,7 +291,7 @@ fn copy_stats(library: &Gmlake) -> Result<serde_json::Value, BenchError> {
 pub struct CopyReport {
     /// Backend of the GPUs.
     pub device: String,
-    /// Whether the times are a model's, and nothing was measured.
+    /// Whether the times come from the model instead of a measurement.
     pub virtual_time: bool,
     /// GPU that was measured.
     pub target: u32,
@@ -305,7 +305,7 @@ pub struct CopyReport {
     pub paths: u32,
     /// Number of timed repetitions.
     pub runs: u32,
-    /// 10^9 bytes a second, of the median, of one copy of the driver's.
+    /// Rate of the driver's copy at the median time, in GB/s (10^9 bytes per second).
     pub native_gbps: f64,
     /// Rate of all GPUs copying their own shares at once.
     pub limit_gbps: f64,
@@ -317,17 +317,17 @@ pub struct CopyReport {
     pub limit_us: f64,
     /// Median time of the engine's copy in microseconds.
     pub engine_us: f64,
-    /// Until the engine's call had returned; 0 in virtual time, which stands still meanwhile.
+    /// Median time until the engine's call returned, in microseconds; 0 in virtual time, which does not pass during calls.
     pub host_us: f64,
     /// Processor time of this process while the engine's copies ran, in cores; 0 in virtual time.
     pub cpu_cores: f64,
-    /// Whether the paths were calibrated, and not assumed.
+    /// Whether the rates of the paths were measured instead of assumed.
     pub calibrated: bool,
     /// Whether the bytes were compared after the engine's copies: always where copies were measured; in virtual time up to 64 MiB.
     pub verified: bool,
 }
 
-/// The cost of a copy below the break-even.
+/// Overhead of a copy below the break-even.
 #[derive(Clone, Debug, Serialize)]
 pub struct OverheadReport {
     /// Backend of the GPUs.
@@ -340,15 +340,15 @@ pub struct OverheadReport {
     pub bytes: u64,
     /// Number of timed repetitions, in turns.
     pub runs: u32,
-    /// Median microseconds from the call until the stream is done, by the driver.
+    /// Median time from the driver's call until the stream is done, in microseconds.
     pub native_us: f64,
-    /// The same through the library.
+    /// Median time of the library's copy, in microseconds.
     pub engine_us: f64,
-    /// The median of the differences of neighbours.
+    /// Median difference between neighbouring copies of the library and the driver, in microseconds.
     pub overhead_us: f64,
-    /// Median microseconds until the driver's call had returned.
+    /// Median time until the driver's call returned, in microseconds.
     pub native_call_us: f64,
-    /// The same for the library's call.
+    /// Median time until the library's call returned, in microseconds.
     pub engine_call_us: f64,
 }
 
@@ -365,17 +365,17 @@ pub struct CriticalReport {
     pub bytes: u64,
     /// Number of timed repetitions.
     pub runs: u32,
-    /// Microseconds of one copy of the driver's with nothing beside it, from the call until the stream is done: the median.
+    /// Median time of the driver's copy alone, from the call until the stream is done, in microseconds.
     pub native_us: f64,
-    /// The same at the 99th percentile.
+    /// 99th percentile of the time of the driver's copy alone, in microseconds.
     pub native_p99_us: f64,
-    /// The median of a critical copy with nothing beside it.
+    /// Median time of a critical copy alone, in microseconds.
     pub alone_us: f64,
-    /// The same at the 99th percentile.
+    /// 99th percentile of the time of a critical copy alone, in microseconds.
     pub alone_p99_us: f64,
-    /// The median beside background copies.
+    /// Median time of a critical copy next to background copies, in microseconds.
     pub beside_us: f64,
-    /// The same at the 99th percentile.
+    /// 99th percentile of the time of a critical copy next to background copies, in microseconds.
     pub beside_p99_us: f64,
     /// Time until the call returned, alone, at the 99th percentile.
     pub alone_call_p99_us: f64,
@@ -383,8 +383,8 @@ pub struct CriticalReport {
     pub beside_call_p99_us: f64,
     /// Size of the background copies.
     pub background_bytes: u64,
-    /// 10^9 bytes of theirs a second meanwhile.
+    /// Rate of the background copies meanwhile, in GB/s (10^9 bytes per second).
     pub background_gbps: f64,
-    /// Whether the bytes were compared: always, or there is no report.
+    /// Whether the bytes were compared; always true in a report.
     pub verified: bool,
 }

@@ -16,9 +16,9 @@ use crate::rig::{Rig, RigOptions};
 use glake_runtime::backend::Backend;
 use glake_runtime::config::Config;
 
-/// Larger copies are timed, and not compared: they would need as much memory of this machine.
+/// Maximum size of compared copies: larger ones would need as much host memory, and are only timed.
 const COMPARED: Bytes = Bytes::mib(64);
-/// Larger copies than this are given to several links, whatever the break-even is: they make a stream's paths ready.
+/// Size of warm-up copies, above every break-even: they get the stream's paths ready.
 const LARGE: Bytes = Bytes::mib(64);
 
 /// Reports copies on a simulated server in its virtual time, one report for each direction, memory and size.
@@ -96,7 +96,7 @@ fn report(
     })
 }
 
-/// Makes the stream's paths ready for copies of such memory.
+/// Gets the stream's paths ready for copies of the case's memory.
 fn warm_up(copies: &Copies<'_>, case: &Case) -> Result<(), BenchError> {
     let shape = Shape { memory: case.memory, size: LARGE, block: case.block };
     Ok(copies.ends(shape)?.warm_up(case.direction)?)
@@ -112,7 +112,7 @@ fn ends<'a>(copies: &'a Copies<'a>, case: &Case) -> Result<Ends<'a>, BenchError>
     copies.ends(shape).map_err(|error| refused(error, case))
 }
 
-/// A GPU that has no room is told with what was measured.
+/// Converts an error; one for lack of memory names the case.
 fn refused(error: CopyError, case: &Case) -> BenchError {
     match error {
         CopyError::Driver(error) if error.is_out_of_memory() => BenchError::NoRoom { case: case.name() },

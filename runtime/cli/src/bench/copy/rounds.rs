@@ -1,5 +1,5 @@
-//! Measurements of one case: native, engine and limit in turns, with their medians; the overhead of small copies; and a critical copy alone and
-//! while background copies keep every link busy.
+//! Measurements of one case: native, engine and limit in turns, with their medians; the overhead of small copies; and a critical copy
+//! alone and while background copies keep every link busy.
 //!
 //! ```text
 //!   two threads, a stream each   ═══ background ══════ background ══════ background ═══
@@ -75,8 +75,8 @@ pub(super) fn measure<'a>(harness: &'a Harness<'a>, case: &Case, runs: u32) -> R
     })
 }
 
-/// Keeps every link busy for a moment. The first copies of idle GPUs begin about 10 us late, which would distort small copies. Does nothing on
-/// the simulated device.
+/// Keeps every link busy for a moment. The first copies of idle GPUs begin about 10 us late, which would distort small copies. Does nothing
+/// on the simulated device.
 pub(super) fn wake(harness: &Harness<'_>) -> Result<(), BenchError> {
     if !harness.library.has_driver() {
         return Ok(());
