@@ -371,10 +371,10 @@ impl Gmlake {
                     (functions.glake_copy_to_all)(to.as_ptr(), to.len(), from, size, raw, flags, no_handle)
                 })
             }
-            // SAFETY: as above.
-            (CopyCall::Native, Some(driver)) => {
-                blocks.iter().try_for_each(|block| unsafe { driver.copy(block, stream) })
-            }
+            (CopyCall::Native, Some(driver)) => blocks.iter().try_for_each(|block| {
+                // SAFETY: as above.
+                unsafe { driver.copy(block, stream) }
+            }),
             (CopyCall::Native, None) => each(GLAKE_COPY_DIRECT),
         }
     }
