@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                    ┌─► glake-ffi       defines them, and writes gmlake.h
-//! glake-abi ─────────┼─► glake-client    Rust programs     ─┐
+//! glake-abi ─────────┼─► client          `glake bench`     ─┐
 //!                    ├─► glake-python    Python            ─┼─► open the library and look up functions by [`table!`]
 //!                    └─► glake-preload   unchanged programs ┘
 //! ```
@@ -11,6 +11,8 @@
 //! A table checks that first.
 
 mod callbacks;
+#[cfg(feature = "client")]
+pub mod client;
 mod constants;
 mod functions;
 mod statistics;

@@ -1,5 +1,4 @@
-//! Copies by a server's own engine, beside the driver's: `glake demo` shows them, and `glake bench copy` tells of them in
-//! the virtual time of a model.
+//! Copies by a rig's own engine, next to the driver's, for `glake demo` and for `glake bench copy` in the virtual time of a model.
 //!
 //! ```text
 //! native   the driver's: one copy, or one for each block or GPU    host ══link 0══► GPU 0
@@ -10,6 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use glake_device::owned::{self, Buffer, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::{DeviceId, Driver, DriverError};
 use glake_sim::pattern::{fill, matching};
@@ -18,10 +18,9 @@ use glake_transfer::{CopyOptions, TransferError, UserStream};
 use glake_units::Bytes;
 
 use crate::bench::{CopyDirection, CopyMemory};
-use crate::scattered::scattered;
-use crate::server::{ForeignMemory, Server};
+use crate::rig::{ForeignMemory, Rig};
 
-/// A stream gets its paths in the background once it has asked for them.
+/// Timeout for a stream's paths, which are set up in the background after the first large copy.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Shape of a copy.
@@ -33,13 +32,13 @@ pub(crate) struct Shape {
     pub(crate) block: Bytes,
 }
 
-/// A server, and streams on its GPUs: the target's first.
+/// Rig with one stream per GPU, the target's first.
 pub(crate) struct Copies<'a> {
-    server: &'a Server,
+    rig: &'a Rig,
     on: Vec<(UserStream, OwnedStream)>,
 }
 
-/// Memory on both sides.
+/// Memory of a copy on both sides.
 pub(crate) struct Ends<'a> {
     copies: &'a Copies<'a>,
     host: HostMemory,
@@ -64,7 +63,7 @@ enum GpuMemory {
     Foreign(ForeignMemory),
 }
 
-/// Why a copy is not made.
+/// Error of a copy.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CopyError {
     #[error(transparent)]
@@ -78,40 +77,40 @@ pub(crate) enum CopyError {
 type Result<T> = std::result::Result<T, CopyError>;
 
 impl<'a> Copies<'a> {
-    /// With a stream of the target alone.
+    /// Creates a stream of the target only.
     ///
     /// # Errors
-    /// What the driver answers.
-    pub(crate) fn of_target(server: &'a Server) -> Result<Self> {
-        Self::on(server, DeviceSet::EMPTY)
+    /// Errors of the driver.
+    pub(crate) fn of_target(rig: &'a Rig) -> Result<Self> {
+        Self::on(rig, DeviceSet::EMPTY)
     }
 
-    /// With one of each GPU whose link takes part.
+    /// Creates one stream per GPU whose link takes part.
     ///
     /// # Errors
-    /// What the driver answers.
-    pub(crate) fn of_all(server: &'a Server) -> Result<Self> {
-        Self::on(server, server.relays())
+    /// Errors of the driver.
+    pub(crate) fn of_all(rig: &'a Rig) -> Result<Self> {
+        Self::on(rig, rig.relays())
     }
 
-    fn on(server: &'a Server, others: DeviceSet) -> Result<Self> {
+    fn on(rig: &'a Rig, others: DeviceSet) -> Result<Self> {
         let stream = |device: DeviceId| {
-            let stream = OwnedStream::new(server.driver(), device)?;
-            Ok((UserStream::of(&**server.driver(), device, stream.id())?, stream))
+            let stream = OwnedStream::new(rig.driver(), device)?;
+            Ok((UserStream::of(&**rig.driver(), device, stream.id())?, stream))
         };
-        let on = std::iter::once(server.target().id).chain(others.iter()).map(stream);
-        Ok(Copies { server, on: on.collect::<Result<_>>()? })
+        let on = std::iter::once(rig.target().id).chain(others.iter()).map(stream);
+        Ok(Copies { rig, on: on.collect::<Result<_>>()? })
     }
 
     /// Allocates memory for copies.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn ends(&'a self, shape: Shape) -> Result<Ends<'a>> {
         let size = shape.size;
         let mut gpus = vec![match shape.memory.allocator() {
-            Some(by) => GpuMemory::Foreign(self.server.foreign_memory(size, by)?),
-            None => GpuMemory::Pool(self.server.buffer(size)?),
+            Some(by) => GpuMemory::Foreign(self.rig.foreign_memory(size, by)?),
+            None => GpuMemory::Pool(self.rig.buffer(size)?),
         }];
         if shape.memory == CopyMemory::Broadcast {
             for (on, _) in &self.on[1..] {
@@ -122,35 +121,35 @@ impl<'a> Copies<'a> {
             CopyMemory::Scattered => scattered(size, shape.block),
             _ => vec![(Bytes::ZERO, Bytes::ZERO, size)],
         };
-        let host = match self.server.moves_bytes() {
-            true => HostMemory::Block(self.server.host()?.take(size)?),
+        let host = match self.rig.moves_bytes() {
+            true => HostMemory::Block(self.rig.host()?.take(size)?),
             false => HostMemory::Untouched(Arc::new(Registration::new(
-                self.server.completion_events(),
+                self.rig.completion_events(),
                 Pages::new(size, 0)?,
             )?)),
         };
         Ok(Ends { copies: self, host, gpus, shape, blocks })
     }
 
-    /// Memory of another GPU, for its own copies and the target's.
+    /// Allocates memory of another GPU that the target can access.
     fn memory_of(&self, device: DeviceId, size: Bytes) -> Result<Arc<Buffer>> {
-        let reach = self.server.relays().union(DeviceSet::of(self.server.target().id));
-        Ok(Arc::new(Buffer::new(self.server.completion_events(), device, size, reach)?))
+        let reach = self.rig.relays().union(DeviceSet::of(self.rig.target().id));
+        Ok(Arc::new(Buffer::new(self.rig.completion_events(), device, size, reach)?))
     }
 
     fn driver(&self) -> &dyn Driver {
-        &**self.server.driver()
+        &**self.rig.driver()
     }
 
-    /// The time from the first call until all streams are done.
+    /// Returns the time from the first call until all streams are done.
     fn timed(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
-        let begin = self.server.now();
+        let begin = self.rig.now();
         let enqueued = work();
         for (on, _) in &self.on {
             self.driver().stream_synchronize(on.device, on.raw)?;
         }
         enqueued?;
-        Ok(self.server.now().saturating_sub(begin))
+        Ok(self.rig.now().saturating_sub(begin))
     }
 }
 
@@ -169,7 +168,7 @@ impl Ends<'_> {
 
     /// Times the engine's copy.
     pub(crate) fn engine(&self, direction: CopyDirection) -> Result<Duration> {
-        let (engine, on) = (self.copies.server.engine(), self.copies.on[0].0);
+        let (engine, on) = (self.copies.rig.engine(), self.copies.on[0].0);
         let options = CopyOptions { waited: false, ..CopyOptions::default() };
         self.copies.timed(|| {
             match self.shape.memory {
@@ -194,7 +193,7 @@ impl Ends<'_> {
         })
     }
 
-    /// Each GPU's own share, all at once.
+    /// Times all GPUs copying their own shares at once.
     pub(crate) fn limit(&self, direction: CopyDirection) -> Result<Duration> {
         let streams = &self.copies.on;
         let share = Bytes::new(self.shape.size.get().div_ceil(streams.len() as u64));
@@ -215,12 +214,12 @@ impl Ends<'_> {
         })
     }
 
-    /// Copies until other links take part, or it is clear that none will.
+    /// Copies until other links take part, or until a timeout.
     pub(crate) fn warm_up(&self, direction: CopyDirection) -> Result<()> {
-        let (server, begin) = (self.copies.server, Instant::now());
-        let split = server.engine().statistics().split_copies;
-        while !server.relays().is_empty()
-            && server.engine().statistics().split_copies == split
+        let (rig, begin) = (self.copies.rig, Instant::now());
+        let split = rig.engine().statistics().split_copies;
+        while !rig.relays().is_empty()
+            && rig.engine().statistics().split_copies == split
             && begin.elapsed() < TIMEOUT
         {
             self.engine(direction)?;
@@ -233,10 +232,10 @@ impl Ends<'_> {
         Bytes::new(matching(self.host.as_slice(), 0, seed))
     }
 
-    /// Copies other bytes as the engine does, and says how many of them came back: of the GPU that has fewest.
+    /// Copies a pattern with the engine. Returns the number of matching bytes, of the GPU that has fewest.
     ///
     /// # Errors
-    /// What the driver and the engine answer.
+    /// Errors of the driver and the engine.
     pub(crate) fn verify(&mut self, direction: CopyDirection, seed: u64) -> Result<Bytes> {
         self.host.write(|bytes| fill(bytes, 0, seed));
         match direction {
@@ -255,7 +254,7 @@ impl Ends<'_> {
         Ok(least)
     }
 
-    /// Copies from one GPU to the host by the driver.
+    /// Copies from one GPU to the host with the driver.
     fn back(&self, number: usize) -> Result<Duration> {
         let on = self.copies.on[number].0;
         self.copies.timed(|| {
@@ -316,4 +315,21 @@ fn ordered(direction: CopyDirection, host: Span, gpu: Span) -> (Span, Span) {
         CopyDirection::H2d => (gpu, host),
         CopyDirection::D2h => (host, gpu),
     }
+}
+
+/// Returns offset on the host, offset on the GPU and size of each block. The last one may be shorter.
+pub(crate) fn scattered(size: Bytes, block: Bytes) -> Vec<(Bytes, Bytes, Bytes)> {
+    let (size, block) = (size.get(), block.get().max(1));
+    let whole = size / block;
+    let mut places: Vec<u64> = (0..whole).collect();
+    Rng::with_seed(1).shuffle(&mut places);
+    let mut blocks: Vec<_> =
+        (0..).zip(places).map(|(here, there): (u64, u64)| (here * block, there * block, block)).collect();
+    if !size.is_multiple_of(block) {
+        blocks.push((whole * block, whole * block, size % block));
+    }
+    blocks
+        .into_iter()
+        .map(|(here, there, size)| (Bytes::new(here), Bytes::new(there), Bytes::new(size)))
+        .collect()
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! main ─► commands ─┬► demo      the whole story on real bytes     ─┐
-//!                   ├► bench     the hot path, copies, shrinks      ├► server: all GPUs of a backend
+//!                   ├► bench     the hot path, copies, shrinks      ├► rig: all GPUs of a backend
 //!                   ├► topo      devices and links, drawn          ─┤
 //!                   ├► doctor    what this machine can do          ─┘
 //!                   └► glake_replay
@@ -13,11 +13,8 @@ pub mod commands;
 mod copies;
 pub mod demo;
 pub mod doctor;
-mod filled;
 mod installed;
 mod records;
-mod room;
-mod scattered;
-mod server;
+mod rig;
 mod target;
 pub mod topo;

@@ -12,7 +12,7 @@
 use glake_units::Bytes;
 use toml::Value;
 
-use super::{Config, agent, device, lease, log, pool, tiers, transfer};
+use super::{Agent, Config, Device, Lease, Log, Pool, Tiers, Transfer};
 
 /// Key of the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -104,17 +104,20 @@ macro_rules! knobs {
             }
         }
 
-        pub(super) const KNOBS: &[$crate::config::Knob] = &[$($($crate::config::Knob {
-            key: concat!(stringify!($table), ".", stringify!($field)),
-            field: (stringify!($section), stringify!($field)),
-            allowed: $allowed,
-            about: &[$($doc),*],
-            absent: [$(Some(($absent, stringify!($shown))),)? None][0],
-            holds: |_config| true $(&& {
-                let holds: fn(&$type) -> bool = $holds;
-                holds(&_config.$section.$field)
-            })?,
-        },)*)+];
+        impl $name {
+            /// Keys of the section.
+            pub(super) const KNOBS: &[$crate::config::Knob] = &[$($($crate::config::Knob {
+                key: concat!(stringify!($table), ".", stringify!($field)),
+                field: (stringify!($section), stringify!($field)),
+                allowed: $allowed,
+                about: &[$($doc),*],
+                absent: [$(Some(($absent, stringify!($shown))),)? None][0],
+                holds: |_config| true $(&& {
+                    let holds: fn(&$type) -> bool = $holds;
+                    holds(&_config.$section.$field)
+                })?,
+            },)*)+];
+        }
     };
 }
 pub(super) use knobs;
@@ -123,13 +126,13 @@ impl Knob {
     /// Returns all keys, table by table.
     pub fn all() -> impl Iterator<Item = &'static Knob> {
         let sections = [
-            pool::KNOBS,
-            transfer::KNOBS,
-            tiers::KNOBS,
-            lease::KNOBS,
-            agent::KNOBS,
-            device::KNOBS,
-            log::KNOBS,
+            Pool::KNOBS,
+            Transfer::KNOBS,
+            Tiers::KNOBS,
+            Lease::KNOBS,
+            Agent::KNOBS,
+            Device::KNOBS,
+            Log::KNOBS,
         ];
         sections.into_iter().flatten()
     }

@@ -19,36 +19,23 @@
 //! # Ok::<(), glake_runtime::config::ConfigError>(())
 //! ```
 
-mod agent;
 mod device;
 mod environment;
-mod error;
-mod file;
 mod knob;
-mod launch;
-mod lease;
-mod log;
 mod pool;
 mod preset;
 mod setting;
 mod sources;
 mod tables;
-mod tiers;
 mod transfer;
 
-pub use agent::Agent;
-pub(crate) use agent::is_name;
 pub use device::{Device, DeviceChoice, DeviceChoiceError};
-pub use environment::Environment;
-pub use error::ConfigError;
+pub use environment::{Environment, Launch};
 pub use knob::Knob;
-pub use launch::Launch;
-pub use lease::Lease;
-pub use log::Log;
 pub use pool::{Borrow, BorrowError, DefragmentLevel, Pool};
 pub use preset::{Preset, UnknownPreset};
-pub use setting::{Origin, Setting};
+pub use setting::{ConfigError, Origin, Setting};
 pub use sources::Sources;
-pub use tables::Config;
-pub use tiers::Tiers;
+pub(crate) use tables::is_name;
+pub use tables::{Agent, Config, Lease, Log, Tiers};
 pub use transfer::{Gpu, MultiPath, Transfer};

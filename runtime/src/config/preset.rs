@@ -39,7 +39,7 @@ impl Preset {
     /// Returns the TOML text.
     pub fn text(self) -> &'static str {
         match self {
-            Preset::Serverless => glake_configs::SERVERLESS,
+            Preset::Serverless => include_str!("../../../configs/serverless.toml"),
         }
     }
 }

@@ -5,13 +5,21 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use glake_configs::TOPOLOGIES;
 use glake_device::DeviceId;
 use glake_device::topology::{CpuSide, DeviceNode, HostCeilings, HostLink, PeerLink, Switch, Topology};
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use glake_units::{Bandwidth, Micros};
+
+/// Models of published servers: names and texts of the files in `configs/topologies`.
+const TOPOLOGIES: &[(&str, &str)] = &[
+    ("h200x4", include_str!("../../../configs/topologies/h200x4.toml")),
+    ("h20x8", include_str!("../../../configs/topologies/h20x8.toml")),
+    ("a100x8", include_str!("../../../configs/topologies/a100x8.toml")),
+    ("h200x4-direct", include_str!("../../../configs/topologies/h200x4-direct.toml")),
+    ("pcie4x4", include_str!("../../../configs/topologies/pcie4x4.toml")),
+];
 
 /// A server to simulate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,22 +1,23 @@
-//! `libgmlake.so` as the program's allocator: the pool as C programs have it.
+//! Allocators under measurement: `libgmlake.so` through the C interface, and the pool without it.
 
 use std::path::Path;
 
-use glake_client::{Block, Gmlake, Stream};
-
-use super::BenchError;
-use super::measure::Allocates;
+use glake_abi::client::{Block, Gmlake, Stream};
+use glake_device::Address;
+use glake_device::owned::OwnedStream;
+use glake_replay::machine::Machine;
 use glake_runtime::backend::Backend;
 use glake_runtime::config::{Config, DeviceChoice};
+use glake_stitch::Settings;
+use glake_tiers::{GpuPool, PoolOptions, PoolStream};
+use glake_units::Bytes;
 
-/// The first device is measured.
-const DEVICE: i32 = 0;
+use super::BenchError;
+use super::program::Allocates;
+use crate::installed::LIBGMLAKE;
 
-/// The library, started once for all measurements of the process.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    library: Gmlake,
-}
+/// Device on which allocations are measured.
+pub(super) const DEVICE: i32 = 0;
 
 /// Library in use by one measurement, with its streams.
 #[derive(Debug)]
@@ -25,34 +26,27 @@ pub(super) struct LibraryUnderTest<'a> {
     streams: Vec<Stream>,
 }
 
-impl Loaded {
-    /// Starts the library on a device, configured as the program is. Its thread is kept from ticking while pairs are
-    /// measured: a pause does what it would have done.
-    pub(super) fn start(path: &Path, backend: &Backend, config: &Config) -> Result<Self, BenchError> {
-        let mut config = config.clone();
-        // A library takes no simulator where the choice is left open.
-        if let (DeviceChoice::Auto, Backend::Sim { .. }) = (&config.device.choice, backend) {
-            config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
-        }
-        config.pool.completion_interval_us = u64::from(u32::MAX);
-        let library = Gmlake::open(path)?;
-        library.start(&config.to_toml())?;
-        Ok(Loaded { library })
+/// Starts the library on a backend for all measurements of the process. `file`: path of the library; `None`: the one beside the program.
+pub(super) fn start(
+    file: Option<&Path>,
+    backend: &Backend,
+    mut config: Config,
+) -> Result<Gmlake, BenchError> {
+    // The library uses a simulator only if it is configured.
+    if let (DeviceChoice::Auto, Backend::Sim { .. }) = (&config.device.choice, backend) {
+        config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
     }
-
-    /// Gives all free memory back.
-    pub(super) fn release(&self) -> Result<(), BenchError> {
-        Ok(self.library.trim(DEVICE, 0)?)
-    }
-
-    /// The library with so many streams.
-    pub(super) fn with_streams(&self, count: u32) -> Result<LibraryUnderTest<'_>, BenchError> {
-        let streams = (0..count).map(|_| self.library.stream(DEVICE)).collect::<Result<_, _>>()?;
-        Ok(LibraryUnderTest { library: &self.library, streams })
-    }
+    let file = LIBGMLAKE.find(file).map_err(|looked_for| BenchError::NoLibrary { looked_for })?;
+    Ok(Gmlake::start(&file, &config.to_toml())?)
 }
 
-impl LibraryUnderTest<'_> {
+impl<'a> LibraryUnderTest<'a> {
+    /// Creates the given number of streams on the measured device.
+    pub(super) fn new(library: &'a Gmlake, streams: u32) -> Result<Self, BenchError> {
+        let streams = (0..streams).map(|_| library.stream(0)).collect::<Result<_, _>>()?;
+        Ok(LibraryUnderTest { library, streams })
+    }
+
     pub(super) fn free_ranges(&self) -> Result<u32, BenchError> {
         Ok(self.library.free_ranges(DEVICE)?)
     }
@@ -63,9 +57,9 @@ impl Allocates for LibraryUnderTest<'_> {
 
     #[inline]
     fn malloc(&mut self, size: u64, stream: usize) -> Result<Block, BenchError> {
-        // A size of a trace fits: the library's programs are 64-bit.
+        // Every size fits: programs are 64-bit.
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        Ok(self.library.alloc(DEVICE, size, self.streams[stream])?)
+        Ok(self.library.alloc(size, self.streams[stream])?)
     }
 
     #[inline]
@@ -83,5 +77,50 @@ impl Allocates for LibraryUnderTest<'_> {
 
     fn heap_allocations(&self) -> u64 {
         self.library.heap_allocations()
+    }
+}
+
+/// A pool, and the streams that its blocks are for.
+#[derive(Debug)]
+pub(super) struct PoolUnderTest {
+    pool: GpuPool,
+    streams: Vec<PoolStream>,
+    _streams: Vec<OwnedStream>,
+}
+
+impl PoolUnderTest {
+    pub(super) fn new(machine: &Machine, settings: Settings, streams: u32) -> Result<Self, BenchError> {
+        let owned: Vec<OwnedStream> = (0..streams)
+            .map(|_| OwnedStream::new(machine.driver(), machine.id()))
+            .collect::<Result<_, _>>()?;
+        let streams =
+            owned.iter().map(|stream| PoolStream::of(&**machine.driver(), machine.id(), stream.id()));
+        let streams = streams.collect::<Result<_, _>>()?;
+        let pool = GpuPool::new(
+            machine.driver().clone(),
+            machine.id(),
+            PoolOptions { settings: Some(settings), ..PoolOptions::default() },
+        )?;
+        Ok(PoolUnderTest { pool, streams, _streams: owned })
+    }
+}
+
+impl Allocates for PoolUnderTest {
+    type Block = Address;
+
+    #[inline]
+    fn malloc(&mut self, size: u64, stream: usize) -> Result<Address, BenchError> {
+        Ok(self.pool.malloc(Bytes::new(size), self.streams[stream])?.address)
+    }
+
+    #[inline]
+    fn free(&mut self, block: Address) -> Result<(), BenchError> {
+        self.pool.free(block)?;
+        Ok(())
+    }
+
+    /// The completion points go on, as on the pool's own thread.
+    fn pause(&mut self) -> Result<(), BenchError> {
+        Ok(self.pool.tick()?)
     }
 }

@@ -8,17 +8,14 @@
 
 mod copy;
 mod library;
-pub(crate) mod links;
-mod measure;
 mod ordered_set;
-mod pool;
 mod program;
 mod shrink;
 pub(crate) mod times;
 
 use std::path::PathBuf;
 
-use glake_client::LoadError;
+use glake_abi::client::{ClientError, Gmlake};
 use glake_device::DriverError;
 use glake_tiers::{FileError, HostError, MoveError, PoolError, RegionError};
 use glake_transfer::TransferError;
@@ -26,8 +23,7 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use crate::copies::CopyError;
-use crate::installed::LIBGMLAKE;
-use crate::server::ServerError;
+use crate::rig::RigError;
 pub use copy::{
     CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport, LEAST_BLOCK, MOST_BLOCKS,
     OverheadReport, copy, copy_in_virtual_time, critical, overhead,
@@ -36,74 +32,72 @@ use glake_replay::machine::Machine;
 use glake_replay::trace::TraceError;
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::config::Config;
-use library::Loaded;
-use measure::{Allocates, Run};
+use library::{LibraryUnderTest, PoolUnderTest};
 use ordered_set::OrderedSet;
-use pool::PoolUnderTest;
-use program::{Program, Sizes};
+use program::{Allocates, Program, Run, Sizes};
 pub use shrink::{ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier, shrink, shrink_steps};
 
-/// Rounds of which the best counts: what disturbs a round makes it slower, never faster.
+/// Number of timed rounds. The fastest one is reported: disturbances only make a round slower.
 const ROUNDS: usize = 20;
-/// Rounds before those at most, until some need no driver call and no memory from the heap: tables have their size then.
+/// Maximum number of warm-up rounds. Warm-up ends early after [`QUIET`] rounds without driver calls and heap allocations.
 const WARM_UP: usize = 80;
-/// Required number of consecutive quiet measurements.
+/// Number of consecutive rounds without driver calls and heap allocations that end the warm-up.
 const QUIET: usize = 10;
 
 /// Options of `glake bench alloc`.
 #[derive(Clone, Debug)]
 pub struct AllocOptions {
-    /// The trace that sizes are drawn from; `None`: built-in sizes, of a training run of OPT-1.3B.
+    /// Trace from which sizes are drawn; `None`: built-in sizes of a training run of OPT-1.3B.
     pub trace: Option<PathBuf>,
-    /// Blocks alive while it measures.
+    /// Number of live blocks during the measurement.
     pub live_blocks: u32,
-    /// Free ranges between them, about.
+    /// Approximate number of free ranges between live blocks.
     pub free_ranges: u32,
-    /// With how many streams, one measurement each.
+    /// Numbers of streams, with one measurement each.
     pub streams: Vec<u32>,
-    /// Pairs of a malloc and a free a round.
+    /// Number of pairs of a malloc and a free per round.
     pub pairs: usize,
-    /// The library's file; `None`: the one beside the program.
+    /// Path of the library; `None`: the one next to the program.
     pub library: Option<PathBuf>,
 }
 
 /// Result of one measurement of the hot path.
 #[derive(Clone, Debug, Serialize)]
 pub struct AllocReport {
-    /// Blocks alive while it measured.
+    /// Number of live blocks during the measurement.
     pub live_blocks: u32,
-    /// Free ranges between them, counted at the end of the measurement.
+    /// Number of free ranges between live blocks at the end of the measurement.
     pub free_ranges: u32,
-    /// Streams that allocated in turn.
+    /// Number of streams that allocated in turn.
     pub streams: u32,
-    /// Nanoseconds a malloc and a free together, through the C interface.
+    /// Time of a malloc and a free together through the C interface, in nanoseconds.
     pub pair_ns: f64,
-    /// The same for the pool without the C interface, in the same run.
+    /// Time of a pair in the pool without the C interface, in the same run, in nanoseconds.
     pub pool_pair_ns: f64,
-    /// The same for a plain best fit on an ordered set, in the same run: no lock, no gauges, no streams.
+    /// Time of a pair with a plain best fit on an ordered set, without lock, gauges and streams, in nanoseconds.
     pub ordered_set_pair_ns: f64,
-    /// The same for one with the pool's lock, gauges and streams.
+    /// Time of a pair with a best fit on an ordered set with the pool's lock, gauges and streams, in nanoseconds.
     pub dutiful_set_pair_ns: f64,
-    /// Driver calls of the library in the measured pairs: 0 where every malloc was a hit.
+    /// Number of driver calls in the measured pairs; 0 if every malloc was a hit.
     pub driver_calls: u64,
-    /// Allocations of the library on the heap in the measured pairs.
+    /// Number of the library's heap allocations in the measured pairs.
     pub heap_allocations: u64,
 }
 
-/// Why nothing was measured.
+/// Error of a measurement.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The sizes cannot be had.
+    /// Error of reading the trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The device cannot be had.
+    /// Error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// Error of the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The library is not where it is looked for.
+    /// Missing library file.
     #[error(
         "{} is not there: build it with make build (cargo build --release --package glake-ffi), or name it with GLAKE_LIBRARY",
         looked_for.display()
@@ -112,21 +106,16 @@ pub enum BenchError {
         /// Path that was searched.
         looked_for: PathBuf,
     },
-    /// The backend is not there.
+    /// Error of the backend.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// There is no driver that makes foreign memory.
-    #[error(
-        "foreign and mempool memory come from cuMemAlloc and cuMemAllocAsync, and there is no CUDA driver here: choose --device cuda, or other memory"
-    )]
-    NoForeignMemory,
-    /// A GPU has not that much free memory.
+    /// A GPU lacks free memory for the measurement.
     #[error("{case}: a GPU has no room for it: choose a smaller --sizes, or end what else uses its memory")]
     NoRoom {
         /// Name of the failed measurement.
         case: String,
     },
-    /// This machine has not that much memory for what is simulated.
+    /// The host lacks memory for the simulated GPUs.
     #[error("{case}: this machine has no memory for it ({source}): choose a smaller --sizes")]
     NoHostRoom {
         /// Name of the failed measurement.
@@ -134,22 +123,22 @@ pub enum BenchError {
         /// Error of the driver.
         source: DriverError,
     },
-    /// The engine is wrong, or the memory is.
+    /// Copied bytes differ.
     #[error("{case}: the bytes that arrived are not those that were sent")]
     Differs {
         /// Name of the failed measurement.
         case: String,
     },
-    /// The server cannot be opened.
+    /// Error of opening the rig.
     #[error(transparent)]
-    Server(#[from] ServerError),
+    Rig(#[from] RigError),
     /// Error of the engine.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// There is no pinned host memory.
+    /// Error of allocating pinned host memory.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// There is no folder for files.
+    /// Error of the folder for files.
     #[error(transparent)]
     File(#[from] FileError),
     /// No other GPU lends its memory.
@@ -163,24 +152,24 @@ pub enum BenchError {
     /// A region could not be shrunk or refilled.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// A copy that regions' copies are like failed.
+    /// A warm-up copy failed.
     #[error("the links could not be tried: {0}")]
     Unmoved(MoveError),
-    /// A shrink left something behind, so its time says nothing.
+    /// A shrink left bytes on the GPU, so its time is meaningless.
     #[error("{size} of the region stayed on the GPU, in {extents} extents that could not leave")]
     Stayed {
         /// Bytes that remained on the GPU.
         size: Bytes,
-        /// In how many extents.
+        /// Number of extents that hold them.
         extents: usize,
     },
-    /// Receiver that accepts no more results.
+    /// The receiver of results failed.
     #[error("the results cannot be told")]
     Untold,
-    /// The library cannot be loaded, or refused.
+    /// Error of loading or calling the library.
     #[error(transparent)]
-    Library(#[from] LoadError),
-    /// The ordered set refused.
+    Library(#[from] ClientError),
+    /// The ordered set has no free range for a request.
     #[error("the ordered set has no room left for the program")]
     SetFull,
 }
@@ -188,24 +177,24 @@ pub enum BenchError {
 /// Measures a malloc and free pair, once for each number of streams.
 ///
 /// # Errors
-/// [`BenchError`]: the trace or the device cannot be had, or the program does not fit.
+/// [`BenchError`]: the trace or the device is unusable, or the program does not fit.
 pub fn alloc(
     backend: Backend,
     config: &Config,
     options: &AllocOptions,
 ) -> Result<Vec<AllocReport>, BenchError> {
     let sizes = Sizes::of(options.trace.as_deref())?;
-    let library = LIBGMLAKE
-        .find(options.library.as_deref())
-        .map_err(|looked_for| BenchError::NoLibrary { looked_for })?;
-    let library = Loaded::start(&library, &backend, config)?;
+    let mut library_config = config.clone();
+    // The library's thread must not tick while pairs are measured: `pause` does its work in between.
+    library_config.pool.completion_interval_us = u64::from(u32::MAX);
+    let library = library::start(options.library.as_deref(), &backend, library_config)?;
     let machine = Machine::open(&backend)?;
     let measure = |&streams: &u32| measure_one(&library, &machine, config, &sizes, options, streams);
     options.streams.iter().map(measure).collect()
 }
 
 fn measure_one(
-    library: &Loaded,
+    library: &Gmlake,
     machine: &Machine,
     config: &Config,
     sizes: &Sizes,
@@ -219,11 +208,11 @@ fn measure_one(
     let mut set = Run::new(OrderedSet::bare(memory), &program)?;
     let mut dutiful = Run::new(OrderedSet::new(memory, streams), &program)?;
     // One after the other: a device need not hold the program twice.
-    let mut product = Run::new(library.with_streams(streams)?, &program)?;
+    let mut product = Run::new(LibraryUnderTest::new(library, streams)?, &program)?;
     let through_c = best_of(&mut product, &mut set, &mut dutiful)?;
     let free_ranges = product.allocator.free_ranges()?;
     product.finish()?;
-    library.release()?;
+    library.trim(library::DEVICE, 0)?;
     let mut pool = Run::new(PoolUnderTest::new(machine, settings, streams)?, &program)?;
     let alone = best_of(&mut pool, &mut set, &mut dutiful)?;
     Ok(AllocReport {
@@ -240,13 +229,13 @@ fn measure_one(
 }
 
 impl BenchError {
-    /// Whether what was asked cannot be measured on this device, and something else can.
+    /// Returns whether other arguments would work on this device.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
-            BenchError::NoForeignMemory
+            BenchError::Library(ClientError::NoDriver)
                 | BenchError::NoPeer { .. }
-                | BenchError::Server(ServerError::NoSuchGpu { .. } | ServerError::TooManyPaths { .. })
+                | BenchError::Rig(RigError::NoSuchGpu { .. } | RigError::TooManyPaths { .. })
         )
     }
 }
@@ -261,7 +250,7 @@ impl From<CopyError> for BenchError {
     }
 }
 
-/// The best round of an allocator, and of the sets that it took turns with.
+/// Fastest rounds of an allocator and of the ordered sets that ran in turn with it.
 #[derive(Clone, Copy, Debug)]
 struct Best {
     pair_ns: f64,

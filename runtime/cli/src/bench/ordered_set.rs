@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::BenchError;
-use super::measure::Allocates;
+use super::program::Allocates;
 
 const QUANTUM: u64 = 512;
 /// Marks the absence of a piece.

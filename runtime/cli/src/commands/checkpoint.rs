@@ -18,8 +18,7 @@ use serde_json::json;
 use super::node::socket;
 use super::output::Output;
 use super::{Failure, serve};
-use crate::records::{Record, Records};
-use crate::room::{self, NoRoom};
+use crate::records::{self, NoRoom, Record, Records};
 use crate::target::Target;
 
 /// Free memory required on every GPU if the process's own use is unknown.
@@ -228,7 +227,7 @@ fn has_room(
     };
     let meter = meter.map_err(|failure| unknown(failure.message()))?;
     let record = records.and_then(|records| records.read(target).ok().flatten());
-    let no_room = room::look(meter, record.as_ref(), arguments.room.unwrap_or(ROOM));
+    let no_room = records::look(meter, record.as_ref(), arguments.room.unwrap_or(ROOM));
     no_room.map_err(|why| match (&why, record) {
         (NoRoom::Unread { .. }, _) => unknown(&why.to_string()),
         (NoRoom::Short { .. }, Some(_)) => Failure::NoRoom(format!(

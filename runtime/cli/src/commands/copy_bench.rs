@@ -7,8 +7,7 @@ use clap::{Args, ValueEnum};
 use glake_units::Bytes;
 
 use super::Failure;
-use super::output::{Output, table};
-use super::progress::Progress;
+use super::output::{Output, Progress, table};
 use crate::bench::{
     self, BenchError, CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport,
     LEAST_BLOCK, MOST_BLOCKS, OverheadReport,

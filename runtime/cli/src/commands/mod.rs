@@ -18,13 +18,10 @@ mod failure;
 mod node;
 mod output;
 mod plan;
-mod policy;
 mod program;
-mod progress;
 mod replay;
 mod run;
 mod serve;
-mod shrink_bench;
 mod topo;
 
 use std::ffi::OsString;
@@ -35,7 +32,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, FromArgMatches as _};
 
 pub use arguments::{Arguments, Command, Global};
-pub use bench::{AllocArguments, Bench};
+pub use bench::{AllocArguments, Bench, ShrinkArguments};
 pub use checkpoint::CheckpointArguments;
 pub use copy_bench::CopyArguments;
 pub use demo::DemoArguments;
@@ -43,11 +40,9 @@ pub use doctor::DoctorArguments;
 pub use failure::Failure;
 pub use node::{ExplainArguments, PsArguments, WorkerArguments};
 pub use plan::PlanArguments;
-pub use policy::Policy;
-pub use replay::ReplayArguments;
+pub use replay::{Policy, ReplayArguments};
 pub use run::RunArguments;
 pub use serve::ServeArguments;
-pub use shrink_bench::ShrinkArguments;
 pub use topo::TopoArguments;
 
 use glake_runtime::backend::Backend;

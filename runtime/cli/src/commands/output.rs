@@ -1,8 +1,9 @@
-//! Standard output: tables for people, or one JSON object a line.
+//! Standard output: tables for people, or one JSON object per line; and a progress bar on standard error if that is a terminal.
 
 use std::io::{self, IsTerminal as _, Write};
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use super::Failure;
@@ -142,4 +143,47 @@ fn arranged(
         column.set_padding((0, 1));
     }
     table.trim_fmt()
+}
+
+/// Progress bar of long work.
+pub(super) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// Work of `steps` steps.
+    pub(super) fn new(steps: u64) -> Self {
+        let bar = if std::io::stderr().is_terminal() {
+            ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(10))
+        } else {
+            ProgressBar::hidden()
+        };
+        if let Ok(style) =
+            ProgressStyle::with_template("{msg:28!} {wide_bar:.cyan/dim} {percent:>3} %  {eta} left")
+        {
+            bar.set_style(style.progress_chars("━━─"));
+        }
+        Progress { bar }
+    }
+
+    /// Sets the message beside the bar.
+    pub(super) fn say(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
+    }
+
+    /// Sets the number of completed steps.
+    pub(super) fn reach(&self, step: u64) {
+        self.bar.set_position(step);
+    }
+
+    /// Takes the bar away, for a line in its place.
+    pub(super) fn pause<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.bar.suspend(write)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
 }

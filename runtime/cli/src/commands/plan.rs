@@ -12,8 +12,7 @@ use glake_arbiter::plan::{self, Calibration, Figures, Load, Policy, Tally, Trace
 use glake_replay::plot::{self, Distribution};
 
 use super::Failure;
-use super::output::{Output, table};
-use super::progress::Progress;
+use super::output::{Output, Progress, table};
 
 /// Arguments of `glake plan`.
 #[derive(Debug, Args)]

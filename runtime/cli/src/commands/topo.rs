@@ -7,8 +7,7 @@ use glake_device::topology::Topology;
 use glake_transfer::paths::PathGraph;
 
 use super::Failure;
-use super::output::{Output, table};
-use super::progress::Progress;
+use super::output::{Output, Progress, table};
 use crate::topo::{self, Rows};
 use glake_runtime::backend::Backend;
 use glake_runtime::calibrations::Calibrations;

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::copies::CopyError;
-use crate::server::ServerError;
+use crate::rig::RigError;
 use glake_replay::machine::Machine;
 use glake_replay::stamps::StampError;
 use glake_replay::trace::TraceError;
@@ -75,7 +75,7 @@ pub enum DemoError {
     Trace(#[from] TraceError),
     /// The server cannot be opened.
     #[error(transparent)]
-    Server(#[from] ServerError),
+    Rig(#[from] RigError),
     /// A copy was refused.
     #[error(transparent)]
     Transfer(#[from] TransferError),

@@ -31,12 +31,10 @@ use glake_units::Bytes;
 use serde_json::{Map, Value};
 
 use super::{DemoError, Stage, figures, pool};
-use crate::bench::links::grown;
-use crate::bench::times::{gbps, us};
+use crate::bench::times::{gbps, grown, us};
 use crate::bench::{CopyDirection, CopyMemory};
 use crate::copies::{Copies, CopyError, Shape};
-use crate::filled::{Difference, Filled};
-use crate::server::{Server, ServerOptions};
+use crate::rig::{Difference, Filled, Rig, RigOptions};
 
 /// Average block size of the region, and its extent size, on the simulator and on a GPU.
 const BLOCKS: [Bytes; 2] = [Bytes::mib(8), Bytes::mib(128)];
@@ -77,16 +75,15 @@ struct Told {
 }
 
 pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoError> {
-    let server =
-        Server::open(backend, config, ServerOptions { memory: Some(MEMORY), ..ServerOptions::default() })?;
-    let simulated = server.is_simulated();
-    let setup = Setup::new(&server, config)?;
+    let rig = Rig::open(backend, config, RigOptions { memory: Some(MEMORY), ..RigOptions::default() })?;
+    let simulated = rig.is_simulated();
+    let setup = Setup::new(&rig, config)?;
     let live = setup.idle.live();
     let addresses = setup.addresses();
-    let told = setup.story(&server)?;
+    let told = setup.story(&rig)?;
     let same = setup.addresses() == addresses;
     setup.end()?;
-    let left = server.end();
+    let left = rig.end();
 
     let Told { first, again, refilled, .. } = &told;
     let freed = first.freed;
@@ -147,11 +144,11 @@ fn block_count() -> u64 {
 }
 
 impl Setup {
-    fn new(server: &Server, config: &Config) -> Result<Self, DemoError> {
-        let device = server.target().id;
-        let size = BLOCKS[usize::from(!server.is_simulated())];
+    fn new(rig: &Rig, config: &Config) -> Result<Self, DemoError> {
+        let device = rig.target().id;
+        let size = BLOCKS[usize::from(!rig.is_simulated())];
         let knobs = config::Pool { limit: None, ..pool(config) };
-        let pool = server.pool(device, &knobs)?;
+        let pool = rig.pool(device, &knobs)?;
         let options = RegionOptions {
             policy: Policy::Sealed,
             host_copy: CopyPolicy::Retain,
@@ -159,7 +156,7 @@ impl Setup {
             ..RegionOptions::of("idle")
         };
         let region = Region::new(&pool, options);
-        let stream = PoolStream::of(&**server.driver(), device, Stream::LEGACY)?;
+        let stream = PoolStream::of(&**rig.driver(), device, Stream::LEGACY)?;
         let sizes = (0..COUNT).map(|number| Bytes::new(size.get() / 2 + size.get() / COUNT * number));
         let blocks = sizes.map(|size| region.malloc(size, stream));
         let mut blocks = blocks.collect::<Result<Vec<Block>, _>>()?;
@@ -168,9 +165,9 @@ impl Setup {
             pool.free(blocks.remove(place).address)?;
         }
         let setup = Setup {
-            guest: server.pool(device, &knobs)?,
-            host: Store::Host(server.host()?),
-            mover: LinkMover::new(server.engine(), device, Priority::Normal)?,
+            guest: rig.pool(device, &knobs)?,
+            host: Store::Host(rig.host()?),
+            mover: LinkMover::new(rig.engine(), device, Priority::Normal)?,
             idle: Filled::new(region, blocks)?,
             pool,
             stream,
@@ -180,7 +177,7 @@ impl Setup {
     }
 
     /// Out and in twice, the neighbour at work all the time.
-    fn story(&self, server: &Server) -> Result<Told, DemoError> {
+    fn story(&self, rig: &Rig) -> Result<Told, DemoError> {
         let (neighbour, mut told) = (Neighbour::default(), Told::default());
         thread::scope(|scope| {
             let working = neighbour.begin(scope, &self.pool, self.stream);
@@ -188,13 +185,12 @@ impl Setup {
             while neighbour.blocks() == 0 && begin.elapsed() < TIMEOUT {
                 thread::yield_now();
             }
-            let free = server.free_memory(server.target().id)?;
+            let free = rig.free_memory(rig.target().id)?;
             // What there is of a simulated GPU does not hold so much; of a real one it may.
             let live = self.idle.live();
             let wanted =
-                if server.is_simulated() { free.saturating_add(Bytes::new(live.get() / 4)) } else { live };
-            told.refused_before =
-                server.is_simulated().then(|| self.guest.malloc(wanted, self.stream).is_err());
+                if rig.is_simulated() { free.saturating_add(Bytes::new(live.get() / 4)) } else { live };
+            told.refused_before = rig.is_simulated().then(|| self.guest.malloc(wanted, self.stream).is_err());
 
             let before = neighbour.blocks();
             (told.first, told.shrink) = timed(|| self.shrink())?;
@@ -374,19 +370,19 @@ const SEED: u64 = 7;
 const GAIN: f64 = 1.1;
 
 pub(super) fn copy(backend: &Backend, config: &Config) -> Result<Stage, DemoError> {
-    let server = Server::open(backend, config, ServerOptions::default())?;
-    let simulated = server.is_simulated();
+    let rig = Rig::open(backend, config, RigOptions::default())?;
+    let simulated = rig.is_simulated();
     let size = SIZES[usize::from(!simulated)];
-    let (relays, calibrated) = (server.relays().len(), server.is_calibrated());
-    let copies = Copies::of_target(&server)?;
+    let (relays, calibrated) = (rig.relays().len(), rig.is_calibrated());
+    let copies = Copies::of_target(&rig)?;
     let mut ends = copies.ends(Shape { memory: CopyMemory::Pool, size, block: size })?;
 
     let way = CopyDirection::H2d;
     let one_us = best(|| ends.native(way))?;
     ends.warm_up(way)?;
-    let before = server.carried();
+    let before = rig.carried();
     let all_us = best(|| ends.engine(way))?;
-    let paths: Vec<_> = grown(&before, &server.carried())
+    let paths: Vec<_> = grown(&before, &rig.carried())
         .into_iter()
         .map(|(relay, bytes)| (relay, Bytes::new(bytes / RUNS as u64)))
         .collect();
@@ -394,7 +390,7 @@ pub(super) fn copy(backend: &Backend, config: &Config) -> Result<Stage, DemoErro
     let returned = ends.verify(CopyDirection::D2h, SEED)?;
     drop(ends);
     drop(copies);
-    let left = server.end();
+    let left = rig.end();
 
     let (one, all) = (gbps(size.get(), one_us), gbps(size.get(), all_us));
     let clock = if simulated { " in virtual time, which is no measurement" } else { "" };

@@ -4,7 +4,7 @@ use glake_device::topology::Topology;
 use glake_device::{DeviceInfo, Driver, DriverError, ExtentProperties, Place};
 
 use super::Check;
-use crate::server::{self, ServerOptions};
+use crate::rig::{self, RigOptions};
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::calibrations::Calibrations;
 use glake_runtime::config::Config;
@@ -23,7 +23,7 @@ pub(crate) fn checks(config: &Config) -> Result<Vec<Check>, BackendError> {
         }
         found => found?,
     };
-    let told = server::driver(&backend, ServerOptions::default()).and_then(|(driver, _)| {
+    let told = rig::driver(&backend, RigOptions::default()).and_then(|(driver, _)| {
         let infos = driver.devices()?;
         Ok((driver, infos))
     });

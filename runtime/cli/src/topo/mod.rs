@@ -8,15 +8,11 @@
 //! │  │  ├─ GPU 0, Simulated A100, 80.00 GiB: 24.3 to it, 24.3 from it
 //! ```
 
-mod json;
-mod paths;
 mod picture;
 mod rows;
 
-pub use json::json;
-pub use paths::paths;
 pub use picture::picture;
-pub use rows::{Rows, devices, peers};
+pub use rows::{Rows, devices, json, paths, peers};
 
 use glake_device::topology::HostLink;
 

@@ -4,7 +4,7 @@ use glake_device::topology::{DeviceNode, HostLink, Topology};
 use glake_transfer::paths::PathGraph;
 use termtree::{GlyphPalette, Tree};
 
-use super::paths::together;
+use super::rows::together;
 use super::{both_ways, rate};
 
 /// The picture, in lines; with what the paths of each GPU give together where that was measured.

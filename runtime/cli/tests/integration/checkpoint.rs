@@ -285,7 +285,7 @@ fn without_a_record_so_much_has_to_be_free_and_a_wrong_word_loses_the_process() 
     for (pid, room) in [(&pids[1], "300MiB"), (&pids[2], "0")] {
         let error = failed(folder.path(), &[pid, "--restore", "--room", room], 5);
         let says = "is lost, for this driver does not restore one whose restore has failed once";
-        assert!(error.contains("enough free memory") && error.contains(says), "{error}");
+        assert!(error.contains("not have enough free memory") && error.contains(says), "{error}");
     }
     drop(other);
     let error = failed(folder.path(), &[&pids[1], "--restore"], 5);

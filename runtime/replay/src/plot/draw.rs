@@ -4,47 +4,130 @@ use glake_units::Bytes;
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::{
-    ChartBuilder, ChartContext, DrawingArea, DrawingBackend, IntoDrawingArea, LineSeries, PathElement,
-    Polygon, Rectangle, SVGBackend,
+    ChartBuilder, ChartContext, DrawingArea, IntoDrawingArea, LineSeries, PathElement, Polygon, Rectangle,
+    SVGBackend,
 };
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color as _, FontStyle, IntoFont, RGBColor, TextStyle, WHITE};
+use plotters::style::{Color as _, FontStyle, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
 
 use super::{Curve, Panel, PlotError};
 use crate::Point;
 
-pub(super) const WIDTH: u32 = 1280;
-pub(super) const PANEL: u32 = 430;
+const WIDTH: u32 = 1280;
+const PANEL: u32 = 430;
 /// Width of the legend in pixels.
-pub(super) const LEGEND: u32 = 270;
-pub(super) const MARGIN: u32 = 24;
-pub(super) const TITLE: u32 = 52;
+const LEGEND: u32 = 270;
+const MARGIN: u32 = 24;
+const TITLE: u32 = 52;
 const FONT: &str = "Inter, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> =
     ChartContext<'a, SVGBackend<'b>, plotters::coord::cartesian::Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// Renders the picture as SVG text.
+/// Renders panels, one below the other, as SVG text.
 pub(super) fn svg(panels: &[Panel]) -> Result<String, PlotError> {
-    let height = u32::try_from(panels.len())
+    let titles: Vec<&str> = panels.iter().map(|panel| &*panel.title).collect();
+    picture(&titles, |number, area| draw(area, &panels[number]))
+}
+
+/// Renders one area per title, one below the other, as SVG text. `draw` fills the area of the given number.
+fn picture(
+    titles: &[&str],
+    draw: impl Fn(usize, &Area<'_>) -> Result<(), PlotError>,
+) -> Result<String, PlotError> {
+    let height = u32::try_from(titles.len())
         .ok()
         .filter(|count| *count > 0)
-        .and_then(|count| count.checked_mul(PANEL))
-        .ok_or(PlotError::Empty)?;
+        .and_then(|count| count.checked_mul(PANEL));
+    let height = height.ok_or(PlotError::Empty)?;
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
         root.fill(&WHITE).map_err(undrawable)?;
-        for (area, panel) in root.split_evenly((panels.len(), 1)).iter().zip(panels) {
-            draw(area, panel)?;
+        for (number, area) in root.split_evenly((titles.len(), 1)).iter().enumerate() {
+            draw(number, area)?;
+            area.draw_text(titles[number], &bold(22, INK), (i32_of(MARGIN), 16)).map_err(undrawable)?;
         }
         root.present().map_err(undrawable)?;
     }
     Ok(text)
 }
 
-pub(super) fn undrawable(error: impl std::fmt::Display) -> PlotError {
+/// Axis of a chart: range, name, number of labels and their texts.
+type Axis<'a> = (std::ops::Range<f64>, &'a str, usize, &'a dyn Fn(&f64) -> String);
+
+/// Draws axes and horizontal grid lines; vertical ones if requested.
+fn axes<'a, 'b>(
+    area: &'a Area<'b>,
+    x: Axis<'_>,
+    y: Axis<'_>,
+    vertical_lines: bool,
+) -> Result<Chart<'a, 'b>, PlotError> {
+    let mut chart = ChartBuilder::on(area)
+        .margin(MARGIN)
+        .margin_top(TITLE)
+        .margin_right(0)
+        .x_label_area_size(46)
+        .y_label_area_size(62)
+        .build_cartesian_2d(x.0, y.0)
+        .map_err(undrawable)?;
+    let mut mesh = chart.configure_mesh();
+    if !vertical_lines {
+        mesh.disable_x_mesh();
+    }
+    mesh.bold_line_style(GRID)
+        .max_light_lines(0)
+        .axis_style(MUTED)
+        .x_labels(x.2)
+        .y_labels(y.2)
+        .x_label_formatter(&x.3)
+        .y_label_formatter(&y.3)
+        .x_desc(x.1)
+        .y_desc(y.1)
+        .label_style(font(14, MUTED))
+        .axis_desc_style(font(15, INK))
+        .draw()
+        .map_err(undrawable)?;
+    drop(mesh);
+    Ok(chart)
+}
+
+/// Legend at the right of a chart: rows of a key, a name and a figure.
+struct Legend<'a, 'b> {
+    area: &'a Area<'b>,
+    /// Vertical position of the last row.
+    y: i32,
+}
+
+impl<'a, 'b> Legend<'a, 'b> {
+    fn new(area: &'a Area<'b>, name: &str, figure: &str) -> Result<Self, PlotError> {
+        let legend = Legend { area, y: i32_of(TITLE) + 8 };
+        legend.text(20, name, figure, 13, MUTED)?;
+        Ok(legend)
+    }
+
+    /// Adds a row and returns its vertical position, for the key at its left.
+    fn row(&mut self, name: &str, figure: &str) -> Result<i32, PlotError> {
+        self.y += 28;
+        self.text(54, name, figure, 15, INK).map(|()| self.y)
+    }
+
+    /// Adds the row of a line.
+    fn line(&mut self, ink: ShapeStyle, name: &str, figure: &str) -> Result<(), PlotError> {
+        let y = self.row(name, figure)?;
+        self.area.draw(&PathElement::new(vec![(20, y), (44, y)], ink)).map_err(undrawable)
+    }
+
+    fn text(&self, x: i32, name: &str, figure: &str, size: i32, ink: RGBColor) -> Result<(), PlotError> {
+        let style = |side| font(size, ink).pos(Pos::new(side, VPos::Center));
+        self.area.draw_text(name, &style(HPos::Left), (x, self.y)).map_err(undrawable)?;
+        let right = (i32_of(LEGEND - MARGIN), self.y);
+        self.area.draw_text(figure, &style(HPos::Right), right).map_err(undrawable)
+    }
+}
+
+fn undrawable(error: impl std::fmt::Display) -> PlotError {
     PlotError::Undrawable { reason: error.to_string() }
 }
 
@@ -94,30 +177,9 @@ fn draw(area: &Area<'_>, panel: &Panel) -> Result<(), PlotError> {
     let (end, top) = (scale.seconds(panel.end_us()), scale.memory(panel.peak()) * 1.06);
     let (end, top) = (if end > 0.0 { end } else { 1.0 }, if top > 0.0 { top } else { 1.0 });
 
-    let mut chart = ChartBuilder::on(&chart_area)
-        .margin(MARGIN)
-        .margin_top(TITLE)
-        .margin_right(0)
-        .x_label_area_size(46)
-        .y_label_area_size(62)
-        .build_cartesian_2d(0.0..end, 0.0..top)
-        .map_err(undrawable)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .bold_line_style(GRID)
-        .max_light_lines(0)
-        .axis_style(MUTED)
-        .x_labels(10)
-        .y_labels(7)
-        .x_label_formatter(&|x| tick(*x, end))
-        .y_label_formatter(&|y| tick(*y, top))
-        .x_desc("seconds")
-        .y_desc(scale.unit_name)
-        .label_style(font(14, MUTED))
-        .axis_desc_style(font(15, INK))
-        .draw()
-        .map_err(undrawable)?;
+    let seconds: Axis<'_> = (0.0..end, "seconds", 10, &|x| tick(*x, end));
+    let memory: Axis<'_> = (0.0..top, scale.unit_name, 7, &|y| tick(*y, top));
+    let mut chart = axes(&chart_area, seconds, memory, false)?;
 
     let live = scale.steps(panel.live().1, |point| point.active);
     if let (Some(first), Some(last)) = (live.first(), live.last()) {
@@ -131,7 +193,6 @@ fn draw(area: &Area<'_>, panel: &Panel) -> Result<(), PlotError> {
     for (curve, ink) in inks(panel).into_iter().rev() {
         line(&mut chart, scale.steps(&curve.points, |point| point.reserved), ink, width_of(curve))?;
     }
-    area.draw_text(&panel.title, &bold(22, INK), (i32_of(MARGIN), 16)).map_err(undrawable)?;
     legend(&legend_area, panel, &scale)
 }
 
@@ -162,43 +223,25 @@ fn width_of(curve: &Curve) -> u32 {
 }
 
 /// Draws the legend: policy and peak of each curve, then the live memory.
-fn legend<B: DrawingBackend>(
-    area: &DrawingArea<B, Shift>,
-    panel: &Panel,
-    scale: &Scale,
-) -> Result<(), PlotError> {
-    let right = i32_of(LEGEND - MARGIN);
+fn legend(area: &Area<'_>, panel: &Panel, scale: &Scale) -> Result<(), PlotError> {
     let figure = |bytes: Bytes| format!("{:.2} {}", scale.memory(bytes), scale.unit_name);
-    let entry = |y: i32, name: &str, peak: Bytes| {
-        let to_the_right = font(15, INK).pos(Pos::new(HPos::Right, VPos::Center));
-        area.draw_text(name, &font(15, INK).pos(Pos::new(HPos::Left, VPos::Center)), (54, y))?;
-        area.draw_text(&figure(peak), &to_the_right, (right, y))
-    };
-    let mut y = i32_of(TITLE) + 8;
-    let head = font(13, MUTED).pos(Pos::new(HPos::Left, VPos::Center));
-    let head_right = font(13, MUTED).pos(Pos::new(HPos::Right, VPos::Center));
-    area.draw_text("reserved", &head, (20, y)).map_err(undrawable)?;
-    area.draw_text("peak", &head_right, (right, y)).map_err(undrawable)?;
+    let mut legend = Legend::new(area, "reserved", "peak")?;
     for (curve, ink) in inks(panel) {
-        y += 28;
-        let key = PathElement::new(vec![(20, y), (44, y)], ink.stroke_width(width_of(curve) + 1));
-        area.draw(&key).map_err(undrawable)?;
         let name = match curve.variant.as_str() {
             "" => curve.policy.clone(),
             variant => format!("{}, {variant}", curve.policy),
         };
-        entry(y, &name, curve.peak).map_err(undrawable)?;
+        legend.line(ink.stroke_width(width_of(curve) + 1), &name, &figure(curve.peak))?;
     }
-    y += 28;
-    area.draw(&Rectangle::new([(20, y - 7), (44, y + 7)], LIVE_FILL.filled())).map_err(undrawable)?;
-    entry(y, "live", panel.live().0).map_err(undrawable)
+    let y = legend.row("live", &figure(panel.live().0))?;
+    area.draw(&Rectangle::new([(20, y - 7), (44, y + 7)], LIVE_FILL.filled())).map_err(undrawable)
 }
 
-pub(super) fn font(size: i32, ink: RGBColor) -> TextStyle<'static> {
+fn font(size: i32, ink: RGBColor) -> TextStyle<'static> {
     (FONT, size).into_font().color(&ink)
 }
 
-pub(super) fn bold(size: i32, ink: RGBColor) -> TextStyle<'static> {
+fn bold(size: i32, ink: RGBColor) -> TextStyle<'static> {
     (FONT, size).into_font().style(FontStyle::Bold).color(&ink)
 }
 
@@ -212,20 +255,20 @@ fn tick(value: f64, range: f64) -> String {
     }
 }
 
-pub(super) fn i32_of(pixels: u32) -> i32 {
+fn i32_of(pixels: u32) -> i32 {
     i32::try_from(pixels).unwrap_or(i32::MAX)
 }
 
 /// Colour of text and axes.
-pub(super) const INK: RGBColor = RGBColor(38, 43, 51);
+const INK: RGBColor = RGBColor(38, 43, 51);
 /// Colour of secondary text.
-pub(super) const MUTED: RGBColor = RGBColor(107, 114, 128);
+const MUTED: RGBColor = RGBColor(107, 114, 128);
 /// Colour of the grid lines.
-pub(super) const GRID: RGBColor = RGBColor(232, 234, 238);
+const GRID: RGBColor = RGBColor(232, 234, 238);
 /// Outline of the live memory.
-pub(super) const LIVE: RGBColor = RGBColor(170, 177, 188);
+const LIVE: RGBColor = RGBColor(170, 177, 188);
 /// Fill of the live memory.
-pub(super) const LIVE_FILL: RGBColor = RGBColor(219, 222, 228);
+const LIVE_FILL: RGBColor = RGBColor(219, 222, 228);
 
 const GLAKE: [RGBColor; 4] =
     [RGBColor(0, 95, 178), RGBColor(70, 160, 225), RGBColor(0, 52, 98), RGBColor(140, 200, 240)];
@@ -235,7 +278,7 @@ const CACHING: RGBColor = RGBColor(208, 84, 0);
 const OTHER: RGBColor = RGBColor(178, 92, 148);
 
 /// Returns the colour of the `nth` curve of a policy in a panel.
-pub(super) fn colour(policy: &str, nth: usize) -> RGBColor {
+fn colour(policy: &str, nth: usize) -> RGBColor {
     match policy {
         "glake" => GLAKE[nth % GLAKE.len()],
         "gmlake" => GMLAKE,
@@ -261,7 +304,7 @@ pub struct Distribution {
     pub values: Vec<f64>,
 }
 
-/// Renders the picture as SVG text.
+/// Renders distributions as SVG text.
 pub(super) fn distribution_svg(title: &str, of: &[Distribution]) -> Result<String, PlotError> {
     let sorted: Vec<_> = of.iter().map(|one| (one.name.as_str(), sorted(&one.values))).collect();
     let all = || sorted.iter().flat_map(|(_, values)| values);
@@ -271,52 +314,20 @@ pub(super) fn distribution_svg(title: &str, of: &[Distribution]) -> Result<Strin
         return Err(PlotError::Empty);
     };
     let (begin, end) = (least.log10().floor(), most.log10().ceil().max(least.log10().floor() + 1.0));
-    let mut text = String::new();
-    {
-        let root = SVGBackend::with_string(&mut text, (WIDTH, PANEL)).into_drawing_area();
-        root.fill(&WHITE).map_err(undrawable)?;
-        let (chart_area, legend) = root.split_horizontally(WIDTH - LEGEND);
-        let mut chart = ChartBuilder::on(&chart_area)
-            .margin(MARGIN)
-            .margin_top(TITLE)
-            .margin_right(0)
-            .x_label_area_size(46)
-            .y_label_area_size(62)
-            .build_cartesian_2d(begin..end, 0.0..1.0)
-            .map_err(undrawable)?;
-        chart
-            .configure_mesh()
-            .bold_line_style(GRID)
-            .max_light_lines(0)
-            .axis_style(MUTED)
-            .y_labels(6)
-            .x_label_formatter(&|x| seconds(*x))
-            .y_label_formatter(&|y| format!("{:.0} %", y * 100.0))
-            .x_desc("seconds")
-            .y_desc("requests")
-            .label_style(font(14, MUTED))
-            .axis_desc_style(font(15, INK))
-            .draw()
-            .map_err(undrawable)?;
-        let mut y = i32_of(TITLE) + 8;
-        let left = |size, ink| font(size, ink).pos(Pos::new(HPos::Left, VPos::Center));
-        let right = |size, ink| font(size, ink).pos(Pos::new(HPos::Right, VPos::Center));
-        legend.draw_text("policy", &left(13, MUTED), (20, y)).map_err(undrawable)?;
-        legend.draw_text("p99", &right(13, MUTED), (i32_of(LEGEND - MARGIN), y)).map_err(undrawable)?;
+    picture(&[title], |_, area| {
+        let (chart_area, legend_area) = area.split_horizontally(WIDTH - LEGEND);
+        let time: Axis<'_> = (begin..end, "seconds", 11, &|x| seconds(*x));
+        let requests: Axis<'_> = (0.0..1.0, "requests", 6, &|y| format!("{:.0} %", y * 100.0));
+        let mut chart = axes(&chart_area, time, requests, true)?;
+        let mut legend = Legend::new(&legend_area, "policy", "p99")?;
         for (name, values) in sorted.iter().filter(|(_, values)| !values.is_empty()) {
-            y += 28;
             let ink = colour(name, 0).stroke_width(if *name == "glake" { 3 } else { 2 });
             chart.draw_series(LineSeries::new(steps(values), ink)).map_err(undrawable)?;
-            legend.draw(&PathElement::new(vec![(20, y), (44, y)], ink)).map_err(undrawable)?;
-            legend.draw_text(name, &left(15, INK), (54, y)).map_err(undrawable)?;
             let p99 = values[(values.len() * 99).div_ceil(100).max(1) - 1];
-            let place = (i32_of(LEGEND - MARGIN), y);
-            legend.draw_text(&format!("{p99:.2} s"), &right(15, INK), place).map_err(undrawable)?;
+            legend.line(ink, name, &format!("{p99:.2} s"))?;
         }
-        root.draw_text(title, &bold(22, INK), (i32_of(MARGIN), 16)).map_err(undrawable)?;
-        root.present().map_err(undrawable)?;
-    }
-    Ok(text)
+        Ok(())
+    })
 }
 
 fn sorted(values: &[f64]) -> Vec<f64> {

@@ -1,13 +1,14 @@
 //! Test bed of copy measurements: GPUs, one stream per GPU, and the memory of one measurement.
 
-use glake_client::{
-    Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
-};
+use std::time::Duration;
+
+use glake_abi::GLAKE_OUT_OF_MEMORY;
+use glake_abi::client::{ClientError, CopyCall, Gmlake, GpuMemory, HostMemory, Part, Stream, Timed, Work};
 use glake_sim::pattern::{fill, matching};
 use glake_units::Bytes;
 
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
-use crate::scattered::scattered;
+use crate::copies::scattered;
 
 /// Configuration of one measurement.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +20,10 @@ pub(super) struct Case {
     pub(super) block: Bytes,
 }
 
-/// The GPUs that take part, the measured one first.
+/// Streams of the GPUs that take part, the measured one first.
 pub(super) struct Harness<'a> {
     pub(super) library: &'a Gmlake,
-    pub(super) cuda: Option<&'a Libcuda>,
-    on: Vec<On>,
+    streams: Vec<Stream>,
 }
 
 /// The memory of one measurement.
@@ -31,16 +31,13 @@ pub(super) struct Field<'a> {
     case: Case,
     harness: &'a Harness<'a>,
     host: HostMemory<'a>,
-    /// Pinned, where the copies' own is not.
+    /// Pinned memory for the limit if the copies' own memory is pageable.
     pinned: Option<HostMemory<'a>>,
     /// Memory on each GPU: the first holds all bytes, the others their shares, or all bytes in a broadcast.
     gpus: Vec<GpuMemory<'a>>,
-    /// Offsets on the host and on the GPU, of scattered blocks.
+    /// Offset on the host, offset on the GPU and size of each block; one block unless scattered.
     blocks: Vec<(usize, usize, usize)>,
 }
-
-/// Copies with the streams they run on.
-pub(super) type Work<'m> = Vec<(On, Enqueued<'m>)>;
 
 impl Case {
     pub(super) fn name(&self) -> String {
@@ -63,58 +60,52 @@ impl Case {
 }
 
 impl<'a> Harness<'a> {
-    pub(super) fn new(
-        library: &'a Gmlake,
-        cuda: Option<&'a Libcuda>,
-        options: &CopyOptions,
-    ) -> Result<Self, BenchError> {
+    pub(super) fn new(library: &'a Gmlake, options: &CopyOptions) -> Result<Self, BenchError> {
         let count = library.device_count()?;
         let others = (0..count).filter(|device| *device != options.target);
         let most = usize::try_from(options.paths.unwrap_or(u32::MAX).max(1)).unwrap_or(usize::MAX);
         let devices = std::iter::once(options.target).chain(others).take(most);
-        let on = devices.map(|device| {
-            let stream = library.stream(i32::try_from(device).unwrap_or(i32::MAX))?;
-            Ok(On { device, stream })
-        });
-        Ok(Harness { library, cuda, on: on.collect::<Result<_, BenchError>>()? })
+        let streams = devices.map(|device| library.stream(device)).collect::<Result<_, _>>()?;
+        Ok(Harness { library, streams })
     }
 
     /// Returns the number of GPUs that take part.
     pub(super) fn gpus(&self) -> usize {
-        self.on.len()
+        self.streams.len()
+    }
+
+    /// Enqueues work and waits for it.
+    pub(super) fn timed(&self, work: &[Work<'_>], flags: u32) -> Result<Timed, BenchError> {
+        Ok(self.library.timed(work, flags, Duration::ZERO)?)
     }
 
     /// Memory for a measurement.
     pub(super) fn field(&'a self, case: Case) -> Result<Field<'a>, BenchError> {
         let size = case.bytes();
-        let gpu = |on: &On, size: usize, memory: CopyMemory| match (memory.allocator(), self.cuda) {
-            (Some(by), Some(cuda)) => Ok(self.library.foreign_memory(cuda, on.device, size.max(1), by)?),
-            (Some(_), None) => Err(BenchError::NoForeignMemory),
-            (None, _) => {
-                let device = i32::try_from(on.device).unwrap_or(i32::MAX);
-                self.library
-                    .pool_memory(device, size.max(1), on.stream)
-                    .map_err(|error| no_room(error, &case))
+        let gpu = |stream: Stream, size: usize, memory: CopyMemory| match memory.allocator() {
+            Some(by) => Ok(GpuMemory::of_driver(self.library, size.max(1), stream, by)?),
+            None => {
+                GpuMemory::of_pool(self.library, size.max(1), stream).map_err(|error| no_room(error, &case))
             }
         };
-        let share = size.div_ceil(self.on.len());
-        let gpus = self.on.iter().enumerate().map(|(number, on)| match (number, case.memory) {
-            (0, memory) => gpu(on, size, memory),
-            (_, CopyMemory::Broadcast) => gpu(on, size, CopyMemory::Pool),
-            _ => gpu(on, share, CopyMemory::Pool),
+        let share = size.div_ceil(self.streams.len());
+        let gpus = self.streams.iter().enumerate().map(|(number, &stream)| match (number, case.memory) {
+            (0, memory) => gpu(stream, size, memory),
+            (_, CopyMemory::Broadcast) => gpu(stream, size, CopyMemory::Pool),
+            _ => gpu(stream, share, CopyMemory::Pool),
         });
         let gpus = gpus.collect::<Result<Vec<_>, BenchError>>()?;
         let pageable = case.memory == CopyMemory::Pageable;
-        let pinned = if pageable { Some(self.library.host_memory(size, true)?) } else { None };
-        let host = self.library.host_memory(size, !pageable)?;
-        let blocks = if case.memory == CopyMemory::Scattered { case.blocks() } else { Vec::new() };
+        let pinned = if pageable { Some(HostMemory::new(self.library, size, true)?) } else { None };
+        let host = HostMemory::new(self.library, size, !pageable)?;
+        let blocks = if case.memory == CopyMemory::Scattered { case.blocks() } else { vec![(0, 0, size)] };
         Ok(Field { case, harness: self, host, pinned, gpus, blocks })
     }
 }
 
 impl Field<'_> {
     /// Returns the driver's copies: one, or one per block or GPU.
-    pub(super) fn native(&self) -> Work<'_> {
+    pub(super) fn native(&self) -> Vec<Work<'_>> {
         self.native_way(self.case.direction)
     }
 
@@ -123,38 +114,31 @@ impl Field<'_> {
     }
 
     /// Returns the engine's copy.
-    pub(super) fn engine(&self) -> Work<'_> {
-        let (size, direction) = (self.case.bytes(), self.case.direction);
-        let mut work = Vec::new();
-        for (on, gpu) in self.places().take(1) {
-            let host = self.host.part(0, size);
-            let enqueued = match self.case.memory {
-                CopyMemory::Scattered => Enqueued::List(self.pairs(gpu, direction)),
-                CopyMemory::Broadcast => {
-                    Enqueued::ToAll(self.gpus.iter().map(|gpu| gpu.part(0, size)).collect(), host)
-                }
-                _ => {
-                    let (to, from) = ordered(direction, host, gpu.part(0, size));
-                    Enqueued::Copy(to, from)
-                }
-            };
-            work.push((on, enqueued));
-        }
-        work
+    pub(super) fn engine(&self) -> Vec<Work<'_>> {
+        let (size, host) = (self.case.bytes(), || self.host.part(0, self.case.bytes()));
+        let (call, pairs) = match self.case.memory {
+            CopyMemory::Broadcast => {
+                (CopyCall::ToAll, self.gpus.iter().map(|gpu| (gpu.part(0, size), host())).collect())
+            }
+            CopyMemory::Scattered => (CopyCall::List, self.pairs(0, self.case.direction)),
+            _ => (CopyCall::Async, self.pairs(0, self.case.direction)),
+        };
+        vec![Work { stream: self.harness.streams[0], call, pairs }]
     }
 
-    /// Each GPU's own share.
-    pub(super) fn limit(&self) -> Work<'_> {
+    /// Returns the copy of each GPU's own share.
+    pub(super) fn limit(&self) -> Vec<Work<'_>> {
         let size = self.case.bytes();
-        let share = size.div_ceil(self.harness.on.len());
+        let share = size.div_ceil(self.gpus.len());
         let host = self.pinned.as_ref().unwrap_or(&self.host);
-        let shares = self.harness.on.iter().zip(&self.gpus).enumerate().map(|(number, (on, gpu))| {
+        let shares = self.harness.streams.iter().zip(&self.gpus).enumerate();
+        let work = shares.map(|(number, (&stream, gpu))| {
             let offset = (share * number).min(size);
             let length = share.min(size - offset);
             let pair = ordered(self.case.direction, host.part(offset, length), gpu.part(0, length));
-            (*on, Enqueued::Native(vec![pair]))
+            Work { stream, call: CopyCall::Native, pairs: vec![pair] }
         });
-        shares.collect()
+        work.collect()
     }
 
     /// Copies other bytes as the engine does, and compares what arrived.
@@ -169,60 +153,51 @@ impl Field<'_> {
         fill(self.host.bytes(), 0, seed);
         match self.case.direction {
             CopyDirection::H2d => {
-                self.run(&self.engine())?;
-                let copies = if self.case.memory == CopyMemory::Broadcast { self.gpus.len() } else { 1 };
-                for gpu in 0..copies {
+                self.harness.timed(&self.engine(), 0)?;
+                for gpu in 0..self.copies() {
                     self.host.bytes().fill(0);
-                    self.run(&self.back(gpu))?;
+                    self.harness.timed(&[self.native_copy(gpu, CopyDirection::D2h)], 0)?;
                     compare(&mut self.host, &self.case)?;
                 }
             }
             CopyDirection::D2h => {
-                self.run(&self.native_way(CopyDirection::H2d))?;
+                self.harness.timed(&self.native_way(CopyDirection::H2d), 0)?;
                 self.host.bytes().fill(0);
-                self.run(&self.engine())?;
+                self.harness.timed(&self.engine(), 0)?;
                 compare(&mut self.host, &self.case)?;
             }
         }
         Ok(())
     }
 
-    fn run(&self, work: &Work<'_>) -> Result<(), BenchError> {
-        self.harness.library.timed(self.harness.cuda, work, 0)?;
-        Ok(())
+    /// Returns the number of GPUs that hold all bytes.
+    fn copies(&self) -> usize {
+        if self.case.memory == CopyMemory::Broadcast { self.gpus.len() } else { 1 }
     }
 
-    /// Returns the driver's copies from one GPU to the host.
-    fn back(&self, number: usize) -> Work<'_> {
-        let one = self.places().skip(number).take(1);
-        one.map(|(on, gpu)| (on, Enqueued::Native(self.pairs(gpu, CopyDirection::D2h)))).collect()
+    fn native_way(&self, direction: CopyDirection) -> Vec<Work<'_>> {
+        (0..self.copies()).map(|gpu| self.native_copy(gpu, direction)).collect()
     }
 
-    fn native_way(&self, direction: CopyDirection) -> Work<'_> {
-        let copies = if self.case.memory == CopyMemory::Broadcast { self.gpus.len() } else { 1 };
-        let some = self.places().take(copies);
-        some.map(|(on, gpu)| (on, Enqueued::Native(self.pairs(gpu, direction)))).collect()
+    /// Returns the driver's copies between the host and one GPU.
+    fn native_copy(&self, gpu: usize, direction: CopyDirection) -> Work<'_> {
+        let (stream, pairs) = (self.harness.streams[gpu], self.pairs(gpu, direction));
+        Work { stream, call: CopyCall::Native, pairs }
     }
 
-    fn places(&self) -> impl Iterator<Item = (On, &GpuMemory<'_>)> {
-        self.harness.on.iter().copied().zip(&self.gpus)
-    }
-
-    /// Returns pairs of destination and source that cover all bytes, block by block.
-    fn pairs<'m>(&'m self, gpu: &'m GpuMemory<'m>, direction: CopyDirection) -> Vec<(Part<'m>, Part<'m>)> {
-        let whole = [(0, 0, self.case.bytes())];
-        let blocks = if self.case.memory == CopyMemory::Scattered { &*self.blocks } else { &whole };
+    /// Returns pairs of destination and source that cover all bytes of one GPU, block by block.
+    fn pairs(&self, gpu: usize, direction: CopyDirection) -> Vec<(Part<'_>, Part<'_>)> {
         let pair = |&(here, there, size): &(usize, usize, usize)| {
-            ordered(direction, self.host.part(here, size), gpu.part(there, size))
+            ordered(direction, self.host.part(here, size), self.gpus[gpu].part(there, size))
         };
-        blocks.iter().map(pair).collect()
+        self.blocks.iter().map(pair).collect()
     }
 }
 
-/// The library tells of a shortage in PyTorch's words, for programs that look for them: here they would mislead.
-fn no_room(error: LoadError, case: &Case) -> BenchError {
+/// Replaces an out-of-memory error of the library, whose text is PyTorch's and would mislead here.
+fn no_room(error: ClientError, case: &Case) -> BenchError {
     match error {
-        LoadError::Refused { status: GLAKE_OUT_OF_MEMORY, .. } => BenchError::NoRoom { case: case.name() },
+        ClientError::Refused { status: GLAKE_OUT_OF_MEMORY, .. } => BenchError::NoRoom { case: case.name() },
         error => error.into(),
     }
 }

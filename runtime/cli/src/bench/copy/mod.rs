@@ -1,4 +1,4 @@
-//! `glake bench copy`: copies through `libgmlake.so`, beside the driver's own and beside what the links give at most.
+//! `glake bench copy`: copies through `libgmlake.so`, next to the driver's own copies and to the limit of the links.
 //!
 //! ```text
 //! a run:  native   one copy of the driver's           host ══link 0══► GPU 0
@@ -6,34 +6,30 @@
 //!         limit    each GPU its own share to itself   host ══link k══► GPU k, all at once
 //! ```
 //!
-//! The three take turns in every run, so that what disturbs one disturbs all; medians are told. Each is timed on the host
-//! from its first call until the stream is done. On the simulated device there is no driver beside the library: native
-//! copies are then the library's own with `GLAKE_COPY_DIRECT`, and times are those of this machine's memory.
-//! [`copy_in_virtual_time`] needs no library: it asks the model.
-
-mod critical;
-mod harness;
-mod model;
-mod overhead;
-mod report;
-mod rounds;
+//! The three take turns in every run, so that a disturbance affects all of them; the reports contain medians. Times are taken on the host,
+//! from the first call until the stream is done. The simulated device has no driver: native copies are then the library's own with
+//! `GLAKE_COPY_DIRECT`, and times are those of this machine's memory. [`copy_in_virtual_time`] uses the model instead of the library.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use glake_client::{CudaAllocator, Gmlake, Libcuda};
+use glake_abi::client::{CudaAllocator, Gmlake};
+use glake_runtime::backend::Backend;
+use glake_runtime::config::{Config, Gpu, MultiPath};
 use glake_units::Bytes;
+use harness::{Case, Harness};
 use serde::Serialize;
 
 use super::BenchError;
+use super::library::start;
 use super::times::gbps;
-use crate::installed::LIBGMLAKE;
-use crate::server::check;
-use glake_runtime::backend::Backend;
-use glake_runtime::config::{Config, DeviceChoice, Gpu, MultiPath};
-use harness::{Case, Harness};
+use crate::rig::check;
+
 pub use model::copy_in_virtual_time;
-pub use report::{CopyReport, CriticalReport, OverheadReport};
+
+mod harness;
+mod model;
+mod rounds;
 
 /// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -97,9 +93,9 @@ pub struct CopyOptions {
     pub library: Option<PathBuf>,
 }
 
-/// Size of the smallest measured blocks: the unit of the pool.
+/// Minimum size of a scattered block: pool memory comes in multiples of it.
 pub const LEAST_BLOCK: Bytes = Bytes::new(512);
-/// Maximum number of blocks of a copy; the baseline makes one driver call for each.
+/// Maximum number of blocks per copy: the driver's copy needs one call per block.
 pub const MOST_BLOCKS: u64 = 1 << 20;
 
 /// Progress and results of a measurement.
@@ -107,11 +103,11 @@ pub const MOST_BLOCKS: u64 = 1 << 20;
 pub enum CopyNews {
     /// Next measurement, and the number of completed ones.
     Next(String, u64),
-    /// Something to know about the results.
+    /// Note on the results.
     Note(String),
     /// Result of a measurement.
     Copy(CopyReport),
-    /// Result of the measurement of the overhead of small copies.
+    /// A measurement of `overhead`.
     Overhead(OverheadReport),
     /// A measurement of `critical`.
     Critical(CriticalReport),
@@ -137,10 +133,8 @@ pub fn copy(
     options: &CopyOptions,
     mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let bench = Bench::start(backend, config, options)?;
-    let calibrated = bench.wait_for_relays(options, &mut news)?;
-    let harness = Harness::new(&bench.library, bench.cuda.as_ref(), options)?;
-    rounds::wake(&harness)?;
+    let (bench, calibrated) = Bench::start(backend, config, options, &mut news)?;
+    let harness = bench.harness(options)?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
         let times = rounds::measure(&harness, &case, options.runs)?;
@@ -179,13 +173,11 @@ pub fn overhead(
     options: &CopyOptions,
     mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let bench = Bench::start(backend, config, options)?;
-    bench.wait_for_relays(options, &mut news)?;
-    let harness = Harness::new(&bench.library, bench.cuda.as_ref(), options)?;
-    rounds::wake(&harness)?;
+    let (bench, _) = Bench::start(backend, config, options, &mut news)?;
+    let harness = bench.harness(options)?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
-        let report = overhead::measure(&harness, &case, options, bench.name.clone())?;
+        let report = rounds::overhead(&harness, &case, options, bench.name.clone())?;
         news(CopyNews::Overhead(report))?;
     }
     Ok(())
@@ -201,21 +193,18 @@ pub fn critical(
     options: &CopyOptions,
     mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let bench = Bench::start(backend, config, options)?;
-    bench.wait_for_relays(options, &mut news)?;
-    let of = || Harness::new(&bench.library, bench.cuda.as_ref(), options);
-    let harness = of()?;
-    rounds::wake(&harness)?;
-    let busy = (0..critical::STREAMS).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
+    let (bench, _) = Bench::start(backend, config, options, &mut news)?;
+    let harness = bench.harness(options)?;
+    let busy = (0..rounds::STREAMS).map(|_| bench.harness(options)).collect::<Result<Vec<_>, _>>()?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
-        let report = critical::measure(&harness, &busy, &case, options, bench.name.clone())?;
+        let report = rounds::critical(&harness, &busy, &case, options, bench.name.clone())?;
         news(CopyNews::Critical(report))?;
     }
     Ok(())
 }
 
-/// Every memory and size, each way; a broadcast goes one way.
+/// Returns all cases: every memory and size in each direction; a broadcast goes to the GPUs only.
 fn cases(options: &CopyOptions) -> impl Iterator<Item = Case> {
     let ways =
         options.memory.iter().flat_map(|memory| options.directions.iter().map(move |way| (*memory, *way)));
@@ -225,53 +214,60 @@ fn cases(options: &CopyOptions) -> impl Iterator<Item = Case> {
     })
 }
 
-/// The library, started for measurements.
+/// Library started for measurements.
 struct Bench {
     name: String,
     library: Gmlake,
-    /// `None` on the simulated device.
-    cuda: Option<Libcuda>,
 }
 
 impl Bench {
-    fn start(backend: &Backend, config: &Config, options: &CopyOptions) -> Result<Bench, BenchError> {
+    /// Starts the library on a backend, waits until its relays are ready and wakes the links. Returns whether the paths are calibrated.
+    fn start(
+        backend: &Backend,
+        config: &Config,
+        options: &CopyOptions,
+        news: &mut impl FnMut(CopyNews) -> Result<(), BenchError>,
+    ) -> Result<(Bench, bool), BenchError> {
         let mut config = config.clone();
-        let simulated = matches!(backend, Backend::Sim { .. });
-        // A library takes no simulator where the choice is left open.
-        if let (DeviceChoice::Auto, true) = (&config.device.choice, simulated) {
-            config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
-        }
         let devices = u32::try_from(backend.topology()?.devices.len()).unwrap_or(u32::MAX);
         check(devices, options.target, options.paths)?;
         let paths = options.paths.unwrap_or(u32::MAX);
-        // This program is one, whoever launched it.
+        // This program is one process, whichever launcher started it: local ranks do not count.
         if config.transfer.multi_path != MultiPath::Never {
             config.transfer.multi_path = if paths > 1 { MultiPath::Always } else { MultiPath::Never };
         }
-        // What all links give at once is measured with memory on every GPU.
+        // The limit is measured with memory on every GPU.
         config.transfer.shared_gpus = true;
-        let file = LIBGMLAKE.find(options.library.as_deref());
-        let library = Gmlake::open(&file.map_err(|looked_for| BenchError::NoLibrary { looked_for })?)?;
         let others = (0..devices).filter(|device| *device != options.target);
         let beyond = others.skip(usize::try_from(paths.saturating_sub(1)).unwrap_or(usize::MAX));
         config.transfer.exclude.extend(beyond.map(Gpu::Index));
-        library.start(&config.to_toml())?;
-        let cuda = if simulated { None } else { Some(Libcuda::open(library.device_count()?)?) };
-        Ok(Bench { name: backend.name(), library, cuda })
+        let mut library = start(options.library.as_deref(), backend, config)?;
+        if !matches!(backend, Backend::Sim { .. }) {
+            library.load_driver()?;
+        }
+        let bench = Bench { name: backend.name(), library };
+        let calibrated = bench.wait_for_relays(options, news)?;
+        rounds::wake(&bench.harness(options)?)?;
+        Ok((bench, calibrated))
     }
 
-    /// Waits until the relays are ready, as a program's first copies do not; whether the paths are calibrated.
+    fn harness(&self, options: &CopyOptions) -> Result<Harness<'_>, BenchError> {
+        Harness::new(&self.library, options)
+    }
+
+    /// Waits until the relays are ready, which the first copies of a program do not. Returns whether the paths are calibrated.
     fn wait_for_relays(
         &self,
         options: &CopyOptions,
         news: &mut impl FnMut(CopyNews) -> Result<(), BenchError>,
     ) -> Result<bool, BenchError> {
         const TIMEOUT: Duration = Duration::from_secs(30);
+        let is = |key: &str| -> Result<bool, BenchError> { Ok(copy_stats(&self.library)?[key] == true) };
         let devices = self.library.device_count()?;
         if options.paths.unwrap_or(u32::MAX).min(devices) > 1 {
-            self.library.multi_path(true)?;
+            self.library.enable_multi_path()?;
             let begin = Instant::now();
-            while !self.stats()?.ready {
+            while !is("ready")? {
                 if begin.elapsed() > TIMEOUT {
                     news(CopyNews::Note("no GPU became a relay: copies take one link each".to_owned()))?;
                     break;
@@ -279,19 +275,116 @@ impl Bench {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        let stats = self.stats()?;
-        news(CopyNews::paths(stats.calibrated))?;
-        Ok(stats.calibrated)
-    }
-
-    fn stats(&self) -> Result<Stats, BenchError> {
-        let text = self.library.copy_stats()?;
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-        Ok(Stats { ready: value["ready"] == true, calibrated: value["calibrated"] == true })
+        let calibrated = is("calibrated")?;
+        news(CopyNews::paths(calibrated))?;
+        Ok(calibrated)
     }
 }
 
-struct Stats {
-    ready: bool,
-    calibrated: bool,
+/// Returns the library's statistics of copies.
+fn copy_stats(library: &Gmlake) -> Result<serde_json::Value, BenchError> {
+    Ok(serde_json::from_str(&library.copy_stats()?).unwrap_or_default())
+}
+
+/// Result of one measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct CopyReport {
+    /// Backend of the GPUs.
+    pub device: String,
+    /// Whether the times come from the model instead of a measurement.
+    pub virtual_time: bool,
+    /// GPU that was measured.
+    pub target: u32,
+    /// Direction of the copy.
+    pub direction: CopyDirection,
+    /// Memory kind of the copy.
+    pub memory: CopyMemory,
+    /// Bytes that arrived, on one GPU of a broadcast.
+    pub bytes: u64,
+    /// Number of links that the engine's copies used, the target's own included.
+    pub paths: u32,
+    /// Number of timed repetitions.
+    pub runs: u32,
+    /// Rate of the driver's copy at the median time, in GB/s (10^9 bytes per second).
+    pub native_gbps: f64,
+    /// Rate of all GPUs copying their own shares at once.
+    pub limit_gbps: f64,
+    /// Rate of the engine.
+    pub engine_gbps: f64,
+    /// Median time of the driver's copy in microseconds.
+    pub native_us: f64,
+    /// Median time of all GPUs copying their own shares, in microseconds.
+    pub limit_us: f64,
+    /// Median time of the engine's copy in microseconds.
+    pub engine_us: f64,
+    /// Median time until the engine's call returned, in microseconds; 0 in virtual time, which does not pass during calls.
+    pub host_us: f64,
+    /// Processor time of this process while the engine's copies ran, in cores; 0 in virtual time.
+    pub cpu_cores: f64,
+    /// Whether the rates of the paths were measured instead of assumed.
+    pub calibrated: bool,
+    /// Whether the bytes were compared after the engine's copies: always where copies were measured; in virtual time up to 64 MiB.
+    pub verified: bool,
+}
+
+/// Overhead of a copy below the break-even.
+#[derive(Clone, Debug, Serialize)]
+pub struct OverheadReport {
+    /// Backend of the GPUs.
+    pub device: String,
+    /// GPU that was measured.
+    pub target: u32,
+    /// Direction of the copy.
+    pub direction: CopyDirection,
+    /// Size of the copy.
+    pub bytes: u64,
+    /// Number of timed repetitions, in turns.
+    pub runs: u32,
+    /// Median time from the driver's call until the stream is done, in microseconds.
+    pub native_us: f64,
+    /// Median time of the library's copy, in microseconds.
+    pub engine_us: f64,
+    /// Median difference between neighbouring copies of the library and the driver, in microseconds.
+    pub overhead_us: f64,
+    /// Median time until the driver's call returned, in microseconds.
+    pub native_call_us: f64,
+    /// Median time until the library's call returned, in microseconds.
+    pub engine_call_us: f64,
+}
+
+/// Time of a critical copy next to background copies.
+#[derive(Clone, Debug, Serialize)]
+pub struct CriticalReport {
+    /// Backend of the GPUs.
+    pub device: String,
+    /// GPU that was measured.
+    pub target: u32,
+    /// Direction of the copy.
+    pub direction: CopyDirection,
+    /// Size of the copy.
+    pub bytes: u64,
+    /// Number of timed repetitions.
+    pub runs: u32,
+    /// Median time of the driver's copy alone, from the call until the stream is done, in microseconds.
+    pub native_us: f64,
+    /// 99th percentile of the time of the driver's copy alone, in microseconds.
+    pub native_p99_us: f64,
+    /// Median time of a critical copy alone, in microseconds.
+    pub alone_us: f64,
+    /// 99th percentile of the time of a critical copy alone, in microseconds.
+    pub alone_p99_us: f64,
+    /// Median time of a critical copy next to background copies, in microseconds.
+    pub beside_us: f64,
+    /// 99th percentile of the time of a critical copy next to background copies, in microseconds.
+    pub beside_p99_us: f64,
+    /// Time until the call returned, alone, at the 99th percentile.
+    pub alone_call_p99_us: f64,
+    /// Time until the call returned, next to background copies, at the 99th percentile.
+    pub beside_call_p99_us: f64,
+    /// Size of the background copies.
+    pub background_bytes: u64,
+    /// Rate of the background copies meanwhile, in GB/s (10^9 bytes per second).
+    pub background_gbps: f64,
+    /// Whether the bytes were compared; always true in a report.
+    pub verified: bool,
 }

@@ -8,20 +8,20 @@ use std::time::Duration;
 use glake_device::DriverError;
 use glake_units::Bytes;
 
-use super::super::links::changed;
 use super::super::times::{gbps, median, us};
 use super::{BenchError, Case, CopyNews, CopyOptions, CopyReport, cases};
+use crate::bench::times::changed;
 use crate::copies::{Copies, CopyError, Ends, Shape};
-use crate::server::{Server, ServerOptions};
+use crate::rig::{Rig, RigOptions};
 use glake_runtime::backend::Backend;
 use glake_runtime::config::Config;
 
-/// Larger copies are timed, and not compared: they would need as much memory of this machine.
+/// Maximum size of compared copies: larger ones would need as much host memory, and are only timed.
 const COMPARED: Bytes = Bytes::mib(64);
-/// Larger copies than this are given to several links, whatever the break-even is: they make a stream's paths ready.
+/// Size of warm-up copies, above every break-even: they get the stream's paths ready.
 const LARGE: Bytes = Bytes::mib(64);
 
-/// Tells of copies on a simulated server in its virtual time, one report for each direction, memory and size.
+/// Reports copies on a simulated server in its virtual time, one report for each direction, memory and size.
 ///
 /// # Errors
 /// [`BenchError`]: the GPUs have no room, or bytes differ.
@@ -32,9 +32,9 @@ pub fn copy_in_virtual_time(
     mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
     let part =
-        |times_only| ServerOptions { target: options.target, paths: options.paths, memory: None, times_only };
-    let timed = Server::open(backend, config, part(true))?;
-    let moving = Server::open(backend, config, part(false))?;
+        |times_only| RigOptions { target: options.target, paths: options.paths, memory: None, times_only };
+    let timed = Rig::open(backend, config, part(true))?;
+    let moving = Rig::open(backend, config, part(false))?;
     let (copies, compared) = (Copies::of_all(&timed)?, Copies::of_all(&moving)?);
     news(CopyNews::paths(timed.is_calibrated()))?;
     let mut ready = None;
@@ -54,7 +54,7 @@ pub fn copy_in_virtual_time(
 }
 
 fn report(
-    server: &Server,
+    rig: &Rig,
     copies: &Copies<'_>,
     case: &Case,
     options: &CopyOptions,
@@ -64,13 +64,13 @@ fn report(
     let direction = case.direction;
     let ends = ends(copies, case)?;
     let runs = || 0..options.runs.max(1);
-    let before = server.carried();
+    let before = rig.carried();
     let middle = |once: &dyn Fn() -> Result<Duration, CopyError>| {
         let times = runs().map(|_| Ok::<_, BenchError>(us(once().map_err(|error| refused(error, case))?)));
         Ok::<_, BenchError>(median(times.collect::<Result<_, BenchError>>()?))
     };
     let engine_us = middle(&|| ends.engine(direction))?;
-    let paths = changed(&before, &server.carried());
+    let paths = changed(&before, &rig.carried());
     let native_us = middle(&|| ends.native(direction))?;
     let limit_us = middle(&|| ends.limit(direction))?;
     let gbps = |us| gbps(case.size.get(), us);
@@ -91,12 +91,12 @@ fn report(
         engine_us,
         host_us: 0.0,
         cpu_cores: 0.0,
-        calibrated: server.is_calibrated(),
+        calibrated: rig.is_calibrated(),
         verified,
     })
 }
 
-/// Makes the stream's paths ready for copies of such memory.
+/// Gets the stream's paths ready for copies of the case's memory.
 fn warm_up(copies: &Copies<'_>, case: &Case) -> Result<(), BenchError> {
     let shape = Shape { memory: case.memory, size: LARGE, block: case.block };
     Ok(copies.ends(shape)?.warm_up(case.direction)?)
@@ -112,7 +112,7 @@ fn ends<'a>(copies: &'a Copies<'a>, case: &Case) -> Result<Ends<'a>, BenchError>
     copies.ends(shape).map_err(|error| refused(error, case))
 }
 
-/// A GPU that has no room is told with what was measured.
+/// Converts an error; one for lack of memory names the case.
 fn refused(error: CopyError, case: &Case) -> BenchError {
     match error {
         CopyError::Driver(error) if error.is_out_of_memory() => BenchError::NoRoom { case: case.name() },

@@ -9,7 +9,6 @@
 //! Each is timed on the host from the call until it returns, mappings included. It is the process's own region, pool and
 //! engine, without the C interface between: the library and Python do the same by the same calls.
 
-mod field;
 mod harness;
 mod rounds;
 

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use glake_device::Counters;
 use glake_units::Bytes;
 
-use super::super::links::changed;
 use super::super::times::{median, us};
-use super::field::Field;
-use super::harness::Harness;
+use super::harness::{Field, Harness};
 use super::{BenchError, Say, ShrinkOptions, ShrinkPhase, ShrinkTier};
+use crate::bench::times::changed;
 use glake_runtime::config::Config;
 
 /// Result for one direction: the first cycle, or all others.
@@ -99,10 +98,10 @@ fn out_and_in(harness: &Harness, field: &Field<'_>, name: &str) -> Result<[Once;
 
 /// Once, with its time and the links that it took; what it copied is told by the result.
 fn once<T>(harness: &Harness, work: impl FnOnce() -> Result<T, BenchError>) -> Result<(T, Once), BenchError> {
-    let (before, called) = (harness.carried(), harness.server().calls());
+    let (before, called) = (harness.carried(), harness.rig().calls());
     let (result, time) = timed(work)?;
     let paths = changed(&before, &harness.carried());
-    let calls = harness.server().calls().since(&called);
+    let calls = harness.rig().calls().since(&called);
     Ok((result, Once { us: us(time), copied: Bytes::ZERO, paths, calls }))
 }
 

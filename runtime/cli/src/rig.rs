@@ -1,59 +1,64 @@
-//! GPUs of a backend with an engine over their links, for `glake demo` and `glake bench shrink`.
+//! Rig of `glake demo` and the benches: the GPUs of a backend with an engine over their links, and regions whose bytes are compared.
 //!
 //! ```text
-//! Backend ─► Server ─┬ Engine    its relays ready, or none     ─► LinkMover
-//!                    ├ GpuPool   open to the relays            ─► Region
-//!                    └ HostPool  near to the links of the paths
+//! Backend ─► Rig ─┬ Engine    its relays ready, or none     ─► LinkMover
+//!                 ├ GpuPool   open to the relays            ─► Region ─► Filled: written, shrunk, refilled, compared
+//!                 └ HostPool  near to the links of the paths
 //! ```
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use glake_client::CudaAllocator;
+use glake_abi::client::CudaAllocator;
 use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Span};
 use glake_device::topology::Topology;
-use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
-use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
-use glake_tiers::{GpuPool, HostError, HostOptions, HostPool, PoolError, PoolOptions, nodes_of};
-use glake_transfer::{Engine, EngineOptions, TransferError};
-use glake_units::Bytes;
-
+use glake_device::{Address, Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::calibrations::Calibrations;
 use glake_runtime::config::{self, Config, MultiPath};
 use glake_runtime::pool;
+use glake_sim::pattern::{fill, matching};
+use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
+use glake_tiers::{
+    Block, GpuPool, HostError, HostOptions, HostPool, NoWait, PoolError, PoolOptions, Refilled, Region,
+    RegionError, Shrunk, Store, TransferContext, nodes_of,
+};
+use glake_transfer::{Engine, EngineOptions, TransferError};
+use glake_units::Bytes;
+use parking_lot::Mutex;
 
 /// Timeout for setting up relays.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Part of a server to open.
+/// Options of a rig.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ServerOptions {
+pub(crate) struct RigOptions {
     /// GPU whose memory is used.
     pub(crate) target: u32,
-    /// Number of GPUs whose links serve its copies, its own included; `None`: all.
+    /// Number of GPUs whose links serve copies, the target included; `None`: all.
     pub(crate) paths: Option<u32>,
-    /// The memory of each GPU where they are simulated; `None`: the model's.
+    /// Memory of each simulated GPU; `None`: the model's.
     pub(crate) memory: Option<Bytes>,
-    /// Whether copies take their time and move no bytes, where they are simulated.
+    /// Whether copies on simulated GPUs take time but move no bytes.
     pub(crate) times_only: bool,
 }
 
-/// Why a server is not opened.
+/// Error of opening a rig.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The backend is not there.
+pub enum RigError {
+    /// Error of the backend.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// Error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The engine cannot be made.
+    /// Error of the engine.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// There is no such GPU.
+    /// Unknown GPU.
     #[error("GPU {device} does not exist: {count} are here, counted from 0")]
     NoSuchGpu {
         /// Index of the requested GPU.
@@ -61,7 +66,7 @@ pub enum ServerError {
         /// Number of GPUs present.
         count: u32,
     },
-    /// There are not so many links.
+    /// More paths requested than GPUs present.
     #[error(
         "--paths {paths}: {count} GPUs are here, so ask for 1 to {count}, or leave --paths out for all of them"
     )]
@@ -73,19 +78,19 @@ pub enum ServerError {
     },
 }
 
-/// Whether a target and so many paths can be had.
+/// Checks that a target and a number of paths exist on a server of `count` GPUs.
 ///
 /// # Errors
-/// [`ServerError::NoSuchGpu`], [`ServerError::TooManyPaths`].
-pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), ServerError> {
+/// [`RigError::NoSuchGpu`], [`RigError::TooManyPaths`].
+pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), RigError> {
     match paths {
-        _ if target >= count => Err(ServerError::NoSuchGpu { device: target, count }),
-        Some(paths) if paths > count => Err(ServerError::TooManyPaths { paths, count }),
+        _ if target >= count => Err(RigError::NoSuchGpu { device: target, count }),
+        Some(paths) if paths > count => Err(RigError::TooManyPaths { paths, count }),
         _ => Ok(()),
     }
 }
 
-/// Memory of a simulated GPU, as the driver makes it for programs.
+/// Memory of a simulated GPU from one of the driver's allocators for programs.
 pub(crate) struct ForeignMemory {
     simulator: Arc<Simulator>,
     whole: Span,
@@ -105,9 +110,9 @@ impl Drop for ForeignMemory {
     }
 }
 
-/// The GPUs of a backend, and an engine whose relays are ready.
+/// GPUs of a backend with an engine whose relays are ready.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct Rig {
     target: DeviceInfo,
     topology: Topology,
     engine: Arc<Engine>,
@@ -119,16 +124,12 @@ pub(crate) struct Server {
     begun: Instant,
 }
 
-impl Server {
-    /// Opens a server and waits until its relays are ready; where none becomes one, copies take one link each.
+impl Rig {
+    /// Opens a rig and waits until its relays are ready. If no GPU becomes a relay, each copy uses one link.
     ///
     /// # Errors
-    /// [`ServerError`].
-    pub(crate) fn open(
-        backend: &Backend,
-        config: &Config,
-        options: ServerOptions,
-    ) -> Result<Server, ServerError> {
+    /// [`RigError`].
+    pub(crate) fn open(backend: &Backend, config: &Config, options: RigOptions) -> Result<Rig, RigError> {
         let (driver, simulator) = driver(backend, options)?;
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
@@ -136,7 +137,7 @@ impl Server {
         let count = u32::try_from(infos.len()).unwrap_or(u32::MAX);
         check(count, options.target, options.paths)?;
         let target = infos.iter().find(|info| info.id.0 == options.target).cloned();
-        let target = target.ok_or(ServerError::NoSuchGpu { device: options.target, count })?;
+        let target = target.ok_or(RigError::NoSuchGpu { device: options.target, count })?;
         let topology = backend.topology()?;
         let graph = Calibrations::of(&topology, config.transfer.calibrations.as_deref()).graph();
         let calibrated = graph.is_calibrated();
@@ -163,15 +164,15 @@ impl Server {
         }
         let times_only = simulator.is_some() && options.times_only;
         let begun = Instant::now();
-        Ok(Server { target, topology, engine, calibrated, driver, recorder, simulator, times_only, begun })
+        Ok(Rig { target, topology, engine, calibrated, driver, recorder, simulator, times_only, begun })
     }
 
-    /// The driver's calls so far.
+    /// Returns the counters of driver calls so far.
     pub(crate) fn calls(&self) -> Counters {
         self.recorder.counters()
     }
 
-    /// The GPU whose memory it is about.
+    /// Returns the GPU whose memory is used.
     pub(crate) fn target(&self) -> &DeviceInfo {
         &self.target
     }
@@ -188,7 +189,7 @@ impl Server {
         self.engine.completion_events()
     }
 
-    /// Whether the engine goes by what was measured of the links.
+    /// Returns whether the engine uses measured link rates.
     pub(crate) fn is_calibrated(&self) -> bool {
         self.calibrated
     }
@@ -197,36 +198,36 @@ impl Server {
         self.simulator.is_some()
     }
 
-    /// Whether copies bring what they copy.
+    /// Returns whether copies move bytes.
     pub(crate) fn moves_bytes(&self) -> bool {
         !self.times_only
     }
 
-    /// The time since it was opened: of simulated GPUs the model's, which passes while somebody waits for them.
+    /// Returns the time since the rig was opened. Simulated GPUs have virtual time, which passes while a caller waits for their work.
     pub(crate) fn now(&self) -> Duration {
         self.simulator.as_ref().map_or_else(|| self.begun.elapsed(), |simulator| simulator.now())
     }
 
-    /// Bytes so far by the GPU whose link they went over.
+    /// Returns the bytes copied so far, by the GPU whose link carried them.
     pub(crate) fn carried(&self) -> Vec<(DeviceId, u64)> {
         let paths = self.engine.statistics().paths;
         paths.iter().map(|path| (path.relay, path.bytes.get())).collect()
     }
 
-    /// The other GPUs whose links serve the target's copies.
+    /// Returns the other GPUs whose links serve the target's copies.
     pub(crate) fn relays(&self) -> DeviceSet {
         self.engine.relays().without(DeviceSet::of(self.target.id))
     }
 
-    /// Memory of a GPU that nobody holds.
+    /// Returns the free memory of a GPU.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub(crate) fn free_memory(&self, device: DeviceId) -> Result<Bytes, DriverError> {
         Ok(self.driver.memory_info(device)?.free)
     }
 
-    /// A pool of a GPU's memory, which the relays may touch.
+    /// Creates a pool of a GPU's memory that the relays can access.
     ///
     /// # Errors
     /// As [`GpuPool::new`].
@@ -249,7 +250,7 @@ impl Server {
         Ok(Arc::new(pool))
     }
 
-    /// Memory of the target that the relays may touch, or it alone where one of them cannot reach it.
+    /// Allocates memory of the target that the relays can access; if a relay cannot reach it, memory for the target alone.
     ///
     /// # Errors
     /// As [`Buffer::new`].
@@ -262,10 +263,10 @@ impl Server {
         Ok(Arc::new(buffer?))
     }
 
-    /// Memory of the target as one of the driver's allocators makes it.
+    /// Allocates memory of the target with one of the driver's allocators.
     ///
     /// # Errors
-    /// [`DriverError::Unsupported`] where GPUs are not simulated, whose driver has other callers for that.
+    /// [`DriverError::Unsupported`] unless GPUs are simulated: `glake_abi::client` allocates such memory on real GPUs.
     pub(crate) fn foreign_memory(
         &self,
         size: Bytes,
@@ -281,7 +282,7 @@ impl Server {
         Ok(ForeignMemory { simulator, whole })
     }
 
-    /// Host memory for the paths' copies, nothing of it pinned yet.
+    /// Creates a pool of host memory for the paths' copies. No memory is pinned yet.
     ///
     /// # Errors
     /// As [`HostPool::new`].
@@ -296,7 +297,7 @@ impl Server {
         )
     }
 
-    /// Ends it; what is alive then on simulated devices, of which nobody else knows anything.
+    /// Closes the rig. Returns the objects that are still alive on simulated GPUs; `None` on real GPUs.
     pub(crate) fn end(self) -> Option<Census> {
         let simulator = self.simulator.clone();
         drop(self);
@@ -304,7 +305,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for Rig {
     fn drop(&mut self) {
         self.engine.stop();
     }
@@ -312,11 +313,11 @@ impl Drop for Server {
 
 type Opened = (Arc<dyn Driver>, Option<Arc<Simulator>>);
 
-/// The driver of a backend, and the simulator where it is one.
+/// Returns the driver of a backend, and the simulator if the backend is simulated.
 ///
 /// # Errors
 /// [`DriverError::Os`]: the system has no memory for simulated GPUs.
-pub(crate) fn driver(backend: &Backend, part: ServerOptions) -> Result<Opened, DriverError> {
+pub(crate) fn driver(backend: &Backend, part: RigOptions) -> Result<Opened, DriverError> {
     match backend {
         Backend::Cuda(cuda) => Ok((cuda.clone(), None)),
         Backend::Sim { model, .. } => {
@@ -337,7 +338,7 @@ pub(crate) fn driver(backend: &Backend, part: ServerOptions) -> Result<Opened, D
     }
 }
 
-/// The GPUs whose links serve copies of the target beside its own: the first others, or none.
+/// Selects relays for the target's copies: the first other GPUs that the configuration does not exclude.
 fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option<u32>) -> DeviceSet {
     let others = usize::try_from(paths.unwrap_or(u32::MAX).saturating_sub(1)).unwrap_or(usize::MAX);
     // This program is one process, whichever launcher started it: local ranks do not count.
@@ -350,6 +351,130 @@ fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option
     relays.map(|info| info.id).collect()
 }
 
+/// Size in bytes of the parts that are written and compared.
+const CHUNK: usize = 4 << 20;
+/// Maximum number of threads that write and compare bytes. More threads would wait for the same link.
+const THREADS: usize = 8;
+
+/// Region whose blocks contain a pattern of their positions.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    region: Region,
+    blocks: Vec<Block>,
+}
+
+/// Position of a byte that differs from the written one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// Index of the block, from 0.
+    pub(crate) block: u64,
+    /// Offset in the block.
+    pub(crate) at: u64,
+    /// Address of the block.
+    pub(crate) address: Address,
+}
+
+/// Part of a block: its address, its offset in the block, the block's index and its length.
+type Part = (Address, u64, u64, usize);
+
+impl Filled {
+    /// Writes the pattern to all blocks of a region.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub(crate) fn new(region: Region, blocks: Vec<Block>) -> Result<Filled, PoolError> {
+        let filled = Filled { region, blocks };
+        filled.each_part(|bytes, (address, at, block, length)| {
+            fill(&mut bytes[..length], at, block);
+            filled.region.pool().write(address, &bytes[..length])
+        })?;
+        Ok(filled)
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Returns the size of all blocks.
+    pub(crate) fn live(&self) -> Bytes {
+        self.blocks.iter().map(|block| block.size).sum()
+    }
+
+    /// Evicts the whole region.
+    ///
+    /// # Errors
+    /// See [`Region::shrink`].
+    pub(crate) fn shrink(&self, to: &Store, context: TransferContext<'_>) -> Result<Shrunk, RegionError> {
+        self.region.shrink(Bytes::MAX, to, context)
+    }
+
+    /// Refills the whole region.
+    ///
+    /// # Errors
+    /// See [`Region::refill`].
+    pub(crate) fn refill(&self, context: TransferContext<'_>) -> Result<Refilled, RegionError> {
+        self.region.refill(Bytes::MAX, context, &NoWait)
+    }
+
+    /// Compares every byte with the pattern. Returns a difference, if any.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub(crate) fn compare(&self) -> Result<Option<Difference>, PoolError> {
+        let found = Mutex::new(None);
+        self.each_part(|bytes, (address, at, block, length)| {
+            bytes[..length].fill(0);
+            self.region.pool().read(address, &mut bytes[..length])?;
+            let same = matching(&bytes[..length], at, block);
+            if same < length as u64 {
+                *found.lock() = Some(Difference { block, at: at + same, address: Address(address.0 - at) });
+            }
+            Ok(())
+        })?;
+        Ok(found.into_inner())
+    }
+
+    /// Visits every part once, on several threads, each with its own buffer.
+    fn each_part(
+        &self,
+        visit: impl Fn(&mut [u8], Part) -> Result<(), PoolError> + Sync,
+    ) -> Result<(), PoolError> {
+        let parts: Vec<Part> =
+            (0..).zip(&self.blocks).flat_map(|(number, block)| parts(number, *block)).collect();
+        let (next, cores) = (AtomicU64::new(0), thread::available_parallelism().map_or(1, usize::from));
+        let work = || {
+            let mut bytes = vec![0; CHUNK];
+            loop {
+                let mine = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap_or(usize::MAX);
+                let Some(part) = parts.get(mine) else { return Ok(()) };
+                visit(&mut bytes, *part)?;
+            }
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..cores.min(THREADS)).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(outcome) => outcome,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
+    }
+
+    /// Frees all blocks of the region.
+    ///
+    /// # Errors
+    /// See [`glake_tiers::GpuPool::free`].
+    pub(crate) fn end(self) -> Result<(), PoolError> {
+        self.blocks.iter().try_for_each(|block| self.region.pool().free(block.address).map(|_| ()))
+    }
+}
+
+fn parts(number: u64, block: Block) -> impl Iterator<Item = Part> {
+    (0..block.size.get()).step_by(CHUNK).map(move |at| {
+        let length = usize::try_from(block.size.get() - at).unwrap_or(CHUNK).min(CHUNK);
+        (Address(block.address.0 + at), at, number, length)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use glake_sim::load;
@@ -357,9 +482,9 @@ mod tests {
     use super::*;
     use glake_runtime::config::Gpu;
 
-    fn open(options: ServerOptions, config: &Config) -> Result<Server, ServerError> {
+    fn open(options: RigOptions, config: &Config) -> Result<Rig, RigError> {
         let backend = Backend::Sim { model: load("h200x4").unwrap(), shared: None, instead_of: None };
-        Server::open(&backend, config, options)
+        Rig::open(&backend, config, options)
     }
 
     fn set(ids: &[u32]) -> DeviceSet {
@@ -371,11 +496,11 @@ mod tests {
         let mut config = Config::default();
         let relays = |paths, config: &Config| {
             let memory = Some(Bytes::mib(64));
-            let options = ServerOptions { target: 1, paths, memory, ..ServerOptions::default() };
-            let server = open(options, config).unwrap();
-            assert!(server.free_memory(DeviceId(0)).is_ok());
-            let relays = server.relays();
-            assert_eq!(server.end(), Some(Census::default()));
+            let options = RigOptions { target: 1, paths, memory, ..RigOptions::default() };
+            let rig = open(options, config).unwrap();
+            assert!(rig.free_memory(DeviceId(0)).is_ok());
+            let relays = rig.relays();
+            assert_eq!(rig.end(), Some(Census::default()));
             relays
         };
         assert_eq!(relays(None, &config), set(&[0, 2, 3]));
@@ -389,7 +514,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_is_not_there_is_named() {
-        let options = ServerOptions { target: 4, ..ServerOptions::default() };
+        let options = RigOptions { target: 4, ..RigOptions::default() };
         let error = open(options, &Config::default()).unwrap_err().to_string();
         assert_eq!(error, "GPU 4 does not exist: 4 are here, counted from 0");
     }
