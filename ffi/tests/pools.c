@@ -144,7 +144,7 @@ static void a_pool_that_is_given_up_leaves_and_comes_back(void) {
     OK(glake_is_private(lives + MIB, &is_private));
     CHECK(is_private);
     uint64_t id = 7;
-    FAILS(glake_offload_begin(lives, MIB, NULL, &id), GLAKE_UNSUPPORTED, "of the private pool (6, 0)");
+    FAILS(glake_offload_begin(lives, MIB, NULL, &id), GLAKE_UNSUPPORTED, "the private pool (6, 0)");
     CHECK(id == 0);
     OK(glake_free(goes));
     OK(glake_pool_release(0, 6, 0));

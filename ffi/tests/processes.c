@@ -30,7 +30,7 @@ static int with_a_broken_file(void) {
     FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, ":2: unknown key pool.extend");
     FAILS(glake_configure(NULL, "/no/such.toml", NULL), GLAKE_INVALID, "/no/such.toml: No such file");
     unsetenv("GLAKE_CONFIG");
-    OK(glake_configure("training", NULL, "pool.limit = \"64MiB\""));
+    OK(glake_configure("serverless", NULL, "pool.limit = \"64MiB\""));
     FAILS(glake_alloc(0, 65 * MIB, NULL, &out), GLAKE_OUT_OF_MEMORY, "64.00 MiB allowed; ");
     OK(glake_alloc(0, 60 * MIB, NULL, &out));
     return 0;

@@ -58,7 +58,7 @@ class Library(unittest.TestCase):
             from glake._configuration import configuration
             api = _library.api()
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-                file.write("[pool]\\nlimit = \"3GiB\"\\n")
+                file.write("[pool]\\nlimit = \\"3GiB\\"\\n")
                 file.flush()
                 api.configure(*configuration("serverless"))
                 api.configure(*configuration({"transfer": {"exclude": [2, "3b:00.0"]}}))

@@ -35,7 +35,7 @@ assert set(torch._C.changed[0].functions) == {"alloc", "free", "set_init_fn", "s
 assert all(torch._C.changed[0].functions.values())
 # The same again is nothing; another is refused.
 glake.enable({"pool": {"borrow": "wait"}}, backend="pluggable")
-refused(glake.StateError, "one configuration", config="training", backend="pluggable")
+refused(glake.StateError, "one configuration", config="serverless", backend="pluggable")
 assert len(torch._C.changed) == 1
 """
         )

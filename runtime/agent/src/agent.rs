@@ -431,10 +431,10 @@ impl Agent {
     }
 
     pub(crate) fn step(&mut self, event: Event) {
-        tracing::trace!(target: "glake::agent", ?event, "told");
+        tracing::trace!(target: "glake::agent", ?event, "arbiter received an event");
         let actions = self.arbiter.step(event, self.now);
         for (at, action) in actions.iter().enumerate() {
-            tracing::trace!(target: "glake::agent", ?action, "decided");
+            tracing::trace!(target: "glake::agent", ?action, "arbiter decided on an action");
             let shrinks = |of: &Action| matches!(of, Action::Shrink { .. });
             let more = shrinks(action)
                 && actions[at + 1..].iter().any(|next| shrinks(next) && next.worker() == action.worker());

@@ -146,7 +146,7 @@ pub enum ProcessError {
     Host(#[from] HostError),
     /// Another user of the GPU took the memory that was given back.
     #[error(
-        "{device}: there is no memory for '{tag}': {evicted} of it is evicted, {free} of the GPU is free. End what took the memory, or shrink \
+        "{device}: there is no memory for '{tag}': {evicted} of it is evicted, {free} of the GPU is free. End the process that took the memory, or shrink \
          other regions, then refill again: {source}"
     )]
     NoRoom {

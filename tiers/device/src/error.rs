@@ -5,10 +5,10 @@ use std::fmt;
 use crate::{Address, DeviceId, Verb};
 use glake_units::Bytes;
 
-/// Result of a verb.
+/// Result of a method of [`crate::Driver`].
 pub type Result<T> = std::result::Result<T, DriverError>;
 
-/// Reasons for the failure of a verb.
+/// Errors of the methods of [`crate::Driver`].
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {

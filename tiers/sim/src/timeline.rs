@@ -92,7 +92,7 @@ pub(super) struct Timeline<E: Effects> {
     queues: HashMap<u64, VecDeque<Point>>,
     /// Largest number of pieces queued behind a wait of their lane.
     deepest: u64,
-    /// Number of timed pieces of work done so far.
+    /// Number of completed pieces of work, except those that complete as soon as they begin ([`Cost::None`]).
     completed: u64,
 }
 

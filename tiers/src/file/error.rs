@@ -98,7 +98,7 @@ pub enum FileError {
         end: u64,
     },
     /// Not a valid sealed file: truncated, of another version, or with a damaged checksum table.
-    #[error("{}: this is no whole file of this version: {flaw}; delete it", path.display())]
+    #[error("{}: not a valid stored copy: {flaw}; delete it", path.display())]
     NotWhole {
         /// Path of the file.
         path: PathBuf,

@@ -71,7 +71,7 @@ pub(in super::super) struct EndsOfMany<'e> {
     endpoints: &'e Endpoints,
     /// Known ranges by start address, with their size.
     known: BTreeMap<Address, (Bytes, Endpoint)>,
-    /// Ranges in which the ends of the last copy lay, if known.
+    /// Cached ranges that contain the destination and the source of the previous copy; `None` if a range was not cached yet.
     last: [Option<Range>; 2],
 }
 

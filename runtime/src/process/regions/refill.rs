@@ -256,7 +256,7 @@ impl RegionRefill<'_> {
         drop(closing);
         region.pool().lease().tell_returned(true);
         if let Err(error) = gone {
-            tracing::warn!(target: "glake::regions", %device, %error, "what a stopped refill brought could not be given back");
+            tracing::warn!(target: "glake::regions", %device, %error, "failed to evict the memory of a stopped refill");
         }
     }
 

@@ -143,7 +143,7 @@ impl Blocks<'_> {
         })
     }
 
-    /// Returns the claim that restores a live block.
+    /// Returns the [`Claim`] by which a checkpoint's restore makes this block live again at the same address.
     ///
     /// # Errors
     /// [`StitchError::NotClaimable`] if the block is stitched: its address cannot be restored.
