@@ -15,7 +15,9 @@ fn somebody_took_the_space() {
         "{error}"
     );
     assert!(
-        error.to_string().contains("End the process that took the memory, or shrink other regions, then refill again"),
+        error
+            .to_string()
+            .contains("End the process that took the memory, or shrink other regions, then refill again"),
         "{error}"
     );
     for timeout in [None, Some(Duration::from_secs(60))] {
