@@ -99,7 +99,7 @@ fn memory_of_a_private_pool_stays_until_the_last_of_it_is_freed() {
         for at in [block.address, Address(block.address.0 + 4096)] {
             let refused = scene.offload.offload(scene.own, at, Bytes::kib(64));
             assert!(
-                matches!(refused, Err(ref error) if error.says("is of the private pool")),
+                matches!(refused, Err(ref error) if error.says("belongs to the private pool")),
                 "{released}: {refused:?}"
             );
             assert!(scene.offload.is_private(at));
