@@ -34,7 +34,10 @@ pub struct Knob {
 /// Removed keys, and the key or behavior that replaces each.
 const REMOVED: &[(&str, &str)] = &[
     ("pool.memory_fraction", "set pool.limit, or call torch.cuda.set_per_process_memory_fraction"),
-    ("transfer.relays", "transfer.multi_path = \"always\" replaces true, and \"never\" replaces false"),
+    (
+        "transfer.relays",
+        "transfer.multi_path = \"always\" replaces true, and \"never\" replaces false; remove the line for \"auto\"",
+    ),
     ("tiers.park_drain_ms", "a shrink waits 2 s for the GPU work of parked uses"),
     ("tiers.park_quantum_ms", "a use runs for at least 300 ms between two parks"),
     ("tiers.suspend_relays", "relays are suspended while everything is evicted"),
@@ -49,6 +52,7 @@ const REMOVED: &[(&str, &str)] = &[
         "expert.relay_slots",
         "each relay stages copies in 64 MiB; transfer.exclude lists GPUs that are no relays",
     ),
+    ("expert", "remove the section: its keys have become constants"),
     ("expert.copy_streams", "8 streams can copy over several links at a time"),
     ("expert.host_arena", "256 MiB of host memory are pinned at once; tiers.host_budget limits the sum"),
 ];

@@ -33,6 +33,14 @@ pub enum Origin {
 }
 
 impl Setting {
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(super) fn is_text(&self) -> bool {
+        self.value.is_str()
+    }
+
     /// Creates the setting of a flag; `key` is a full key, including its table.
     pub fn flag(flag: &'static str, key: &str, value: impl Into<Value>) -> Self {
         Setting::new(key.to_owned(), value.into(), Origin::Flag(flag))

@@ -49,7 +49,13 @@ impl Sources {
         if let Some(path) = self.file_in_effect() {
             settings.extend(self::settings(&path, &read(&path)?)?);
         }
-        settings.extend(self.environment.settings()?);
+        let mut variables = self.environment.settings()?;
+        // `GLAKE_MULTI_PATH` chooses between on request and from the start; "always" and "never" are the machine's.
+        let is_multi_path = |setting: &Setting| setting.key() == MULTI_PATH;
+        if settings.iter().rfind(|setting| is_multi_path(setting)).is_some_and(Setting::is_text) {
+            variables.retain(|setting| !is_multi_path(setting));
+        }
+        settings.extend(variables);
         self.flags.iter().try_for_each(Setting::check)?;
         settings.extend(self.flags.iter().cloned());
 
@@ -63,6 +69,9 @@ impl Sources {
         Ok(Config { launch: Launch::of(&self.environment), ..config })
     }
 }
+
+/// Key that `GLAKE_MULTI_PATH` switches.
+const MULTI_PATH: &str = "transfer.multi_path";
 
 fn read(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })
@@ -117,6 +126,26 @@ mod tests {
     use super::super::{Borrow, DeviceChoice};
     use super::*;
     use glake_units::Bytes;
+
+    #[test]
+    fn the_switch_of_multi_path_keeps_always_and_never() {
+        use super::super::MultiPath;
+        for (in_file, switched) in [
+            ("\"never\"", [MultiPath::Never; 2]),
+            ("\"always\"", [MultiPath::Always; 2]),
+            ("false", [MultiPath::OnRequest, MultiPath::FromStart]),
+            ("true", [MultiPath::OnRequest, MultiPath::FromStart]),
+        ] {
+            let file = written("multi-path.toml", &format!("transfer.multi_path = {in_file}\n"));
+            let loaded = ["0", "1"].map(|value| {
+                let path = file.to_str().unwrap();
+                let variables = [("GLAKE_CONFIG", path), ("GLAKE_MULTI_PATH", value)];
+                let environment = Environment::from_iter(variables);
+                Sources { environment, ..Sources::default() }.load().unwrap().transfer.multi_path
+            });
+            assert_eq!(loaded, switched, "{in_file}");
+        }
+    }
 
     fn written(name: &str, text: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("glake-config-{}-{name}", std::process::id()));
@@ -258,7 +287,11 @@ mod file_tests {
         assert_eq!(
             error("transfer.relays = true"),
             "my.toml:1: transfer.relays is no key any more: transfer.multi_path = \"always\" replaces true, and \"never\" \
-             replaces false"
+             replaces false; remove the line for \"auto\""
+        );
+        assert_eq!(
+            error("[expert]\n"),
+            "my.toml:1: expert is no key any more: remove the section: its keys have become constants"
         );
         assert!(error("\"pool.alias\" = true").contains("my.toml:1: unknown key \"pool.alias\"; "));
         assert!(error("[pol]\n").contains("my.toml:1: unknown key pol; allowed: pool.extent, "));

@@ -16,7 +16,8 @@ knobs! {
         /// False: `glake_multi_path` (`glake.multi_path()`) starts them. True: from the start. Both stay off if several ranks run on the
         /// machine, because the links belong to the other ranks' copies; `"always"` starts them in spite of that, for ranks that copy in
         /// turns. `"never"`: requests are refused; for machines where another program's GPUs are visible. A relay costs a context on its
-        /// GPU except while everything is evicted; `glake_copy_stats_json` tells its memory.
+        /// GPU except while everything is evicted; `glake_copy_stats_json` tells its memory. `GLAKE_MULTI_PATH` chooses between false and
+        /// true, and changes neither `"always"` nor `"never"`.
         multi_path: MultiPath = MultiPath::OnRequest, "true, false, \"always\" or \"never\"";
         /// Number of this program's processes on this machine.
         ///
