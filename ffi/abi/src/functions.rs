@@ -182,7 +182,7 @@ macro_rules! table {
             /// Looks up all functions of the table.
             ///
             /// # Errors
-            /// [`Unfit`](glake_abi::Unfit).
+            /// `glake_abi::Unfit`.
             ///
             /// # Safety
             /// Every address returned by `find` belongs to the same library, which is never closed.
