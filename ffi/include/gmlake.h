@@ -654,7 +654,7 @@ int32_t glake_offload_begin(const void *pointer,
 // one of its saves in each pass. If a required second copy failed twice, the reload reports it: `GLAKE_DRIVER`.
 //
 // # Safety
-// As for `glake_offload_begin`.
+// The conditions of `glake_offload_begin` hold.
 int32_t glake_offload_begin_checked(const void *pointer,
                                     uint64_t bytes,
                                     void *stream,
@@ -1168,7 +1168,7 @@ int32_t glake_on_out_of_memory(glake_out_of_memory_observer observer,
 // observer.
 //
 // # Safety
-// As for `glake_on_out_of_memory`.
+// The conditions of `glake_on_out_of_memory` hold.
 int32_t glake_on_mapping(glake_mapping_observer observer,
                          void *context);
 
@@ -1185,7 +1185,7 @@ const char *gmlake_last_error(void);
 // returns null; gmlake_last_error says why.
 //
 // # Safety
-// As for `glake_alloc`.
+// The conditions of `glake_alloc` hold.
 void *gmlake_malloc(size_t size,
                     int32_t device,
                     void *stream);
@@ -1206,13 +1206,13 @@ void gmlake_init(int32_t device_count);
 // Does nothing in a forked child and at the end of the process.
 //
 // # Safety
-// As for `gmlake_init`.
+// The conditions of `gmlake_init` hold.
 void gmlake_reset(void);
 
 // Sets the fraction of a device's memory that may be reserved. Throws as gmlake_malloc does.
 //
 // # Safety
-// As for `gmlake_init`.
+// The conditions of `gmlake_init` hold.
 void gmlake_memory_fraction(double fraction, int32_t device);
 
 // Returns the start of the block that contains an address; null if there is none. `size`, if not null, receives the requested size.
@@ -1225,7 +1225,7 @@ void *gmlake_base_alloc(void *ptr,
 // Records a use of a block by a stream, as `glake_record_stream`; does nothing if no block of this library begins at the pointer.
 //
 // # Safety
-// As for `glake_record_stream`.
+// The conditions of `glake_record_stream` hold.
 void gmlake_record_stream(void *ptr,
                           void *stream);
 

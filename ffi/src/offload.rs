@@ -48,7 +48,7 @@ pub unsafe extern "C" fn glake_offload_begin(
 /// one of its saves in each pass. If a required second copy failed twice, the reload reports it: `GLAKE_DRIVER`.
 ///
 /// # Safety
-/// As for `glake_offload_begin`.
+/// The conditions of `glake_offload_begin` hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_offload_begin_checked(
     pointer: *const c_void,

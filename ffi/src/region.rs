@@ -179,7 +179,7 @@ pub extern "C" fn glake_regions_json() -> *mut c_char {
 /// Reads a required text of the caller.
 ///
 /// # Safety
-/// As for [`guard::text`].
+/// The conditions of [`guard::text`] hold.
 pub(crate) unsafe fn required<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
     // SAFETY: the caller's promise.
     let text = unsafe { guard::text(text, name) }?;

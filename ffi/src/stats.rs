@@ -238,7 +238,7 @@ pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, cont
 /// observer.
 ///
 /// # Safety
-/// As for `glake_on_out_of_memory`.
+/// The conditions of `glake_on_out_of_memory` hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_on_mapping(observer: MappingObserver, context: *mut c_void) -> i32 {
     library::give_up_if(observer.is_none(), |process| {

@@ -50,7 +50,7 @@ macro_rules! jump {
 /// returns null; gmlake_last_error says why.
 ///
 /// # Safety
-/// As for `glake_alloc`.
+/// The conditions of `glake_alloc` hold.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gmlake_malloc(size: usize, device: i32, stream: *mut c_void) -> *mut c_void {
@@ -86,7 +86,7 @@ pub unsafe extern "C-unwind" fn gmlake_init(device_count: i32) {
 /// Does nothing in a forked child and at the end of the process.
 ///
 /// # Safety
-/// As for `gmlake_init`.
+/// The conditions of `gmlake_init` hold.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gmlake_reset() {
@@ -96,7 +96,7 @@ pub unsafe extern "C-unwind" fn gmlake_reset() {
 /// Sets the fraction of a device's memory that may be reserved. Throws as gmlake_malloc does.
 ///
 /// # Safety
-/// As for `gmlake_init`.
+/// The conditions of `gmlake_init` hold.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gmlake_memory_fraction(fraction: f64, device: i32) {
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn gmlake_base_alloc(ptr: *mut c_void, size: *mut usize) -
 /// Records a use of a block by a stream, as `glake_record_stream`; does nothing if no block of this library begins at the pointer.
 ///
 /// # Safety
-/// As for `glake_record_stream`.
+/// The conditions of `glake_record_stream` hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmlake_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     if ptr.is_null() || !library::glake_started() {

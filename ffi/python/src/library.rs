@@ -14,7 +14,7 @@ macro_rules! table {
     ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
         glake_abi::table! {
             /// All functions of the library, not only those with a binding.
-            #[allow(dead_code)]
+            #[allow(dead_code, reason = "the table checks that the library has every function, bound or not")]
             pub(crate) struct Functions { $($name),* }
         }
     };

@@ -1,6 +1,6 @@
 //! The `glake` command where it runs the product itself, on the simulator.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // also in the functions that tests call
+#![allow(clippy::unwrap_used)] // also in the functions that tests call
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
