@@ -127,11 +127,15 @@ fn a_normal_copy_does_not_wait_for_a_background_copy() {
         if memory == Way::Staged {
             background.gpu = plain.span.clone();
         }
+        let whole = background.copy_blocking(&fixture, UNWAITED);
         background.copy(&fixture, UNWAITED);
         fixture.sim.advance(Duration::from_micros(100));
         let beside = normal.copy_blocking(&fixture, CopyOptions::default());
         assert_eq!(fixture.carried(Way::Staged).is_zero(), memory != Way::Staged);
-        assert!(beside <= alone * 5 / 4, "{memory:?}: {beside:?} instead of {alone:?}");
+        assert!(
+            beside < alone + whole / 4,
+            "{memory:?}: {beside:?} instead of {alone:?}, beside a copy of {whole:?}"
+        );
         drop((normal, background, plain));
         fixture.end();
     }
@@ -159,11 +163,13 @@ fn lists_and_broadcasts_do_not_wait_for_a_background_copy() {
         };
         let alone = time();
         let background = User::new(&fixture, Direction::ToGpu, Bytes::mib(512));
+        let whole = background.copy_blocking(&fixture, UNWAITED);
         background.copy(&fixture, UNWAITED);
         fixture.sim.advance(Duration::from_micros(100));
         let beside = time();
-        println!("{beside:?} instead of {alone:?}");
-        assert!(beside <= alone * 5 / 4, "{beside:?} instead of {alone:?}");
+        println!("{beside:?} instead of {alone:?}, beside a copy of {whole:?}");
+        // Some slices of the background copy are under way in any case, more of them where the host is loaded.
+        assert!(beside < alone + whole / 4, "{beside:?} instead of {alone:?}, beside a copy of {whole:?}");
         fixture.wait(background.on);
         assert!(fixture.holds(&background.gpu, fixture.pinned(Bytes::mib(512), 3).as_slice()));
     }
