@@ -1,4 +1,5 @@
-"""``python -m glake``: prints the installed versions, and the backend that ``glake.enable()`` chooses here, with the reason.
+"""``python -m glake``: prints the installed versions, whether GLake would be on in a process like this one without a
+call, and the backend that ``glake.enable()`` chooses here, with the reason.
 
 With an option it prints one path, for other programs: ``cc -I"$(python -m glake --include)" …``.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+
+import glake_switch
 
 from . import __version__, _library
 from ._enable import enable, enabled, supported_torch
@@ -51,6 +54,7 @@ def _everything() -> int:
         _line("glake", lambda: __version__),
         _line("library", _library_line),
         _line("torch", _torch_line),
+        _line("switch", _switch_line),
         _line("backend", _backend_line),
         _line("device", _device_line),
     ]
@@ -67,6 +71,8 @@ def _line(name: str, text: Callable[[], str]) -> bool:
 
 
 def _library_line() -> str:
+    if glake_switch.is_disabled():
+        return f"{_library.path()}, not opened"
     api = _library.api()
     return f"{api.path()}, version {api.version()}, C API {api.abi()}"
 
@@ -76,13 +82,22 @@ def _torch_line() -> str:
     return f"{torch.__version__}, CUDA {torch.version.cuda}"
 
 
+def _switch_line() -> str:
+    is_on, reason = glake_switch.allocator()
+    return f"{'on' if is_on else 'off'} ({reason})"
+
+
 def _backend_line() -> str:
+    if glake_switch.is_disabled():
+        return f"none ({glake_switch.allocator()[1]}: glake.enable() does nothing)"
     enable()
     state = enabled()
     return f"{state.backend} ({state.why})" if state else ""
 
 
 def _device_line() -> str:
+    if glake_switch.is_disabled():
+        return "not opened"
     api = _library.api()
     api.start()
     return f"{api.device_name()}, {api.device_count()} of it"

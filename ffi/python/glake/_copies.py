@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Union, overload
 
 from . import _library
+from ._disabled import copies, is_disabled
 from ._memory import Range, range_of
 
 Priority = Literal["normal", "critical", "background"]
@@ -121,6 +122,8 @@ def copy_(
     """
     to, from_ = _pair(dst, src, "dst", "src")
     flags = _flags(priority, wait, verify)
+    if is_disabled():
+        return _copied([(dst, src)], stream, wait)
     with _current([to, from_], stream) as (handle, of):
         return _made(_library.api().copy_async(to.address, from_.address, to.size, handle, flags | of), [to, from_], wait)
 
@@ -135,6 +138,7 @@ def copy_list(
         As ``copy_``.
     """
     ranges: list[Range] = []
+    pairs = list(pairs)
     for number, pair in enumerate(pairs):
         try:
             dst, src = pair
@@ -142,6 +146,8 @@ def copy_list(
             raise TypeError(f"pair {number} is {pair!r}: a destination and a source") from None
         ranges.extend(_pair(dst, src, f"dst of pair {number}", f"src of pair {number}"))
     flags = _flags(priority, wait, verify)
+    if is_disabled():
+        return _copied(pairs, stream, wait)
     blocks = [(to.address, from_.address, to.size) for to, from_ in zip(ranges[::2], ranges[1::2])]
     with _current(ranges, stream) as (handle, of):
         return _made(_library.api().copy_list(blocks, handle, flags | of), ranges, wait)
@@ -165,6 +171,8 @@ def copy_to_all(
         _same_size(to, from_, f"dst {number}", "src")
         ranges.extend((to, from_))
     flags = _flags(priority, wait, verify)
+    if is_disabled():
+        return _copied([(dst, src) for dst in dsts], stream, wait)
     with _current(ranges, stream) as (handle, of):
         started = _library.api().copy_to_all([to.address for to in ranges[::2]], from_.address, from_.size, handle, flags | of)
         return _made(started, ranges, wait)
@@ -191,6 +199,11 @@ def copy_stats() -> dict[str, Any]:
     _sweep()
     stats: dict[str, Any] = json.loads(_library.api().copy_stats_json())
     return stats
+
+
+def _copied(pairs: Iterable[tuple[Any, Any]], stream: Stream, wait: bool) -> Copy | None:
+    copies(pairs, stream)
+    return None if wait else Copy(0, [])
 
 
 def _pair(dst: Any, src: Any, to_name: str, from_name: str) -> tuple[Range, Range]:

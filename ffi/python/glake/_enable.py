@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, Optional
 
+from glake_switch import is_disabled
+
 from . import _library, compiled, pluggable
 from ._configuration import Config, Configuration, configuration
 from .errors import ConfigError, Error, InvalidError, StateError, TorchError, UnavailableError
@@ -52,7 +54,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
             plain ABI), or None for the compiled one where a C++ compiler is present, else the plain one. The logger "glake" says
             at level INFO which one it became.
 
-    A second call with the same arguments does nothing.
+    A second call with the same arguments does nothing, and neither does any call with ``GLAKE_DISABLE=1``.
 
     Raises:
         ConfigError: the configuration does not parse.
@@ -66,6 +68,9 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
     if backend not in (None, "compiled", "pluggable"):
         raise ValueError(f"backend is {backend!r}: write 'compiled', 'pluggable' or None")
     asked = (configuration(config), backend)
+    if is_disabled():
+        logger.info("GLAKE_DISABLE is set: glake.enable() does nothing, and torch keeps its allocator")
+        return
     with _guard:
         if _enabled is not None:
             _again(_enabled, asked)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-from types import ModuleType
+from typing import Any
+
+from glake_switch import is_disabled
 
 from .errors import Error
 
@@ -66,16 +68,20 @@ def command() -> pathlib.Path:
     return program
 
 
-_opened: ModuleType | None = None
+_opened: Any = None
 
 
-def api() -> ModuleType:
-    """Returns the functions of the library (see ``_glake.pyi``), opened on first use.
+def api() -> Any:
+    """Returns the functions of the library (see ``_glake.pyi``), opened on first use; with ``GLAKE_DISABLE=1`` those of `_disabled`.
 
     Raises:
         Error: the module or the library is missing or of another version.
     """
     global _opened
+    if _opened is None and is_disabled():
+        from ._disabled import Library
+
+        _opened = Library()
     if _opened is None:
         try:
             from . import _glake

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from glake_switch import is_disabled
+
 from . import _library, pluggable
 from ._enable import enabled
 from .errors import TorchError
@@ -27,6 +29,8 @@ def mem_pool() -> Any:
         torch = importlib.import_module("torch")
     except ImportError as error:
         raise TorchError(f"glake.mem_pool() needs torch with CUDA, and import torch failed: {error}") from error
+    if is_disabled():
+        return torch.cuda.MemPool()
     if not hasattr(torch.cuda, "MemPool"):
         raise TorchError(f"torch {torch.__version__} has no torch.cuda.MemPool: 2.5 and later have it")
     if enabled() is not None:

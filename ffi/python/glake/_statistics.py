@@ -8,6 +8,7 @@ import sys
 from typing import Any, Union
 
 from . import _layer, _library, compiled
+from ._disabled import is_disabled, torch_for
 from .errors import InvalidError
 
 Device = Union[None, int, str, Any]
@@ -36,6 +37,8 @@ def memory_stats(device: Device = None) -> dict[str, int | float]:
         UnavailableError: the library cannot start.
     """
     number = index(device)
+    if is_disabled():
+        return dict(torch_for("memory_stats").cuda.memory_stats(number))
     stats: dict[str, int | float] = json.loads(_library.api().stats_json(number))
     stats.update((f"glake.foreign_{name}", figure) for name, figure in compiled.foreign(number).items())
     return stats
@@ -49,6 +52,8 @@ def memory_summary(device: Device = None) -> str:
         UnavailableError: the library cannot start.
     """
     number = index(device)
+    if is_disabled():
+        return str(torch_for("memory_summary").cuda.memory_summary(number))
     stats = memory_stats(number)
     lines = [f"GLake memory of device {number}", f"{'':24}{'now':>12}{'peak':>12}"]
     for key, label in _LINES:
@@ -70,6 +75,8 @@ def snapshot() -> dict[str, Any]:
     Raises:
         UnavailableError: the library cannot start.
     """
+    if is_disabled():
+        return dict(torch_for("snapshot").cuda.memory._snapshot())
     return _layer.snapshot(_library.api())
 
 
@@ -87,6 +94,8 @@ def trim(keep: int = 0, device: Device = None) -> int:
         InvalidError: no such device, or ``keep`` is negative.
         DriverError: the driver refused.
     """
+    if is_disabled():
+        torch_for("trim").cuda.empty_cache()
     return int(_library.api().trim(-1 if device is None else index(device), amount(keep, "keep")))
 
 

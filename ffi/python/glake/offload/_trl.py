@@ -8,6 +8,8 @@ import sys
 import threading
 from types import ModuleType
 
+from glake_switch import is_disabled
+
 from .. import errors
 from .._patch import Patches
 from ._drop_in import NoOpManager, OffloadActivations
@@ -62,6 +64,11 @@ def patch_trl() -> PatchedTrl:
     """
     global _patched
     with _guard:
+        if _patched is None and is_disabled():
+            import torch
+
+            # TRL's own offload stays.
+            return PatchedTrl(Patches(torch))
         if _patched is None:
             module = _module()
             _check(module)

@@ -90,7 +90,11 @@ def _cuda_changeCurrentAllocator(allocator):
 
 
 def _cuda_getAllocatorBackend():
-    return "pluggable"
+    return "pluggable" if changed else "native"
+
+
+def _cuda_init():
+    initialized.append(True)
 
 
 def _cuda_setMemoryFraction(fraction, device):

@@ -12,8 +12,12 @@ class AcceleratorError(RuntimeError):
     pass
 
 
+class Tensor:
+    pass
+
+
 class UntypedStorage(_C.StorageBase):
     pass
 
 
-__all__ = ["AcceleratorError", "UntypedStorage", "backends", "cuda", "version"]
+__all__ = ["AcceleratorError", "Tensor", "UntypedStorage", "backends", "cuda", "version"]

@@ -1,3 +1,4 @@
+import torch
 from torch import _C
 from torch.cuda import memory
 
@@ -7,6 +8,15 @@ devices = [1]
 
 def is_initialized():
     return bool(_C.initialized)
+
+
+def init():
+    if not is_initialized():
+        torch._C._cuda_init()
+
+
+def get_allocator_backend():
+    return torch._C._cuda_getAllocatorBackend()
 
 
 def is_available():
