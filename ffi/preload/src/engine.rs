@@ -143,7 +143,15 @@ unsafe extern "C" fn in_child() {
 }
 
 fn switched_on() -> Result<bool, Unusable> {
+    if std::env::var_os("GLAKE_DISABLE").is_some_and(disables) {
+        return Ok(false);
+    }
     std::env::var_os("GLAKE_MULTI_PATH").map_or(Ok(false), switches_on)
+}
+
+/// Returns whether a value of `GLAKE_DISABLE` switches everything off: any but 0 and an empty one.
+fn disables(value: OsString) -> bool {
+    !matches!(value.to_string_lossy().trim(), "" | "0")
 }
 
 /// Parses the value of the switch, by the rule of the library and the command.

@@ -136,6 +136,9 @@ fn it_is_off_where_nobody_switches_it_on() {
         ends(command, "", "");
     }
     let mut command = fixture.scenario("off");
+    command.env("GLAKE_MULTI_PATH", "1").env("GLAKE_DISABLE", "1");
+    ends(command, "", "");
+    let mut command = fixture.scenario("off");
     command.env("GLAKE_MULTI_PATH", "yes");
     let says =
         "glake: this program's copies take one path each: GLAKE_MULTI_PATH = \"yes\": allowed is 0 or 1\n";

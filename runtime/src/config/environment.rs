@@ -124,6 +124,13 @@ impl Environment {
         self.variables.keys().map(OsString::as_os_str)
     }
 
+    /// Returns whether `GLAKE_DISABLE` switches GLake off in this process: any value but 0 and an empty one. `ffi/preload` and the Python
+    /// package parse it in the same way.
+    fn is_disabled(&self) -> bool {
+        let value = self.get("GLAKE_DISABLE").unwrap_or_default();
+        !matches!(value.to_string_lossy().trim(), "" | "0")
+    }
+
     /// Returns the file named by `GLAKE_CONFIG`.
     pub(super) fn config_file(&self) -> Option<PathBuf> {
         self.get("GLAKE_CONFIG").map(PathBuf::from)
@@ -266,6 +273,8 @@ pub struct Launch {
     pub run: Option<String>,
     /// Folder of the user's sockets (`XDG_RUNTIME_DIR`).
     pub runtime_dir: Option<PathBuf>,
+    /// Whether `GLAKE_DISABLE` keeps the process from joining an agent.
+    pub is_disabled: bool,
 }
 
 impl Launch {
@@ -283,7 +292,8 @@ impl Launch {
         // An agent sees the ranks of its own machine.
         let here = number("LOCAL_WORLD_SIZE").or(number("WORLD_SIZE"));
         let ranks = if run.is_some() { here.unwrap_or(1).max(1) } else { 1 };
-        Launch { rank, ranks: if rank.is_some() { ranks } else { 0 }, run, runtime_dir }
+        let is_disabled = environment.is_disabled();
+        Launch { rank, ranks: if rank.is_some() { ranks } else { 0 }, run, runtime_dir, is_disabled }
     }
 }
 
@@ -435,6 +445,14 @@ mod tests {
 #[cfg(test)]
 mod launch_tests {
     use super::*;
+
+    #[test]
+    fn any_other_value_than_0_disables() {
+        for (value, is_disabled) in [("", false), (" 0 ", false), ("1", true), ("yes", true)] {
+            assert_eq!(launch(&[("GLAKE_DISABLE", value)]).is_disabled, is_disabled, "{value:?}");
+        }
+        assert!(!launch(&[]).is_disabled);
+    }
 
     fn launch(variables: &[(&str, &str)]) -> Launch {
         Launch::of(&variables.iter().copied().collect())

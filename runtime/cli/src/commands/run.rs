@@ -22,6 +22,9 @@ pub struct RunArguments {
     /// Large copies use the links of every visible GPU (sets GLAKE_MULTI_PATH=1)
     #[arg(long)]
     multi_path: bool,
+    /// GLake is torch's CUDA allocator in every Python process that CMD starts (sets GLAKE_ALLOCATOR=1)
+    #[arg(long)]
+    allocator: bool,
     /// Measure the links first, in about two seconds, unless that was done since the machine was started
     #[arg(long)]
     calibrate: bool,
@@ -34,14 +37,23 @@ const EXAMPLES: &str = "\
 Examples:
   glake run --multi-path -- python train.py
       .to(\"cuda\") and .cpu() use every link
+  glake run --allocator -- torchrun --nproc-per-node 2 train.py
+      torch's memory comes from GLake, without a line of code
   glake run --multi-path --calibrate --config my.toml -- ./a.out
   glake run -- env | grep LD_PRELOAD
       what a program is given
 
 CMD is given: LD_PRELOAD (libglake_preload.so before what was there),
-GLAKE_LIBRARY (libgmlake.so), with --multi-path GLAKE_MULTI_PATH=1; and
-GLAKE_CONFIG, GLAKE_DEVICE and GLAKE_LOG for --config, --device and --log.
-Without GLAKE_MULTI_PATH its copies are as they were.
+GLAKE_LIBRARY (libgmlake.so), with --multi-path GLAKE_MULTI_PATH=1, with
+--allocator GLAKE_ALLOCATOR=1 and a folder of the Python package glake first in
+PYTHONPATH; and GLAKE_CONFIG, GLAKE_DEVICE and GLAKE_LOG for --config, --device
+and --log. Without GLAKE_MULTI_PATH its copies are as they were. GLAKE_DISABLE=1
+switches GLake off in CMD, whatever else is set.
+
+Allocator:    a process enables GLake when it first initialises CUDA; if that
+              fails it prints one warning and keeps torch's own; an allocator
+              that the program chooses itself stays. python -m glake says
+              whether a process would be on
 
 Libraries:    beside glake, or in ../lib, or those that GLAKE_PRELOAD and
               GLAKE_LIBRARY name
@@ -51,6 +63,9 @@ runtime linked into
               has it)
 Exit codes:   CMD's own; 1 a library is missing, 2 usage, or CMD cannot be
               executed";
+
+/// Folder for Python's module path that switches the allocator on, in the folder that holds the package.
+const SWITCH: &str = "glake_switch/path";
 
 /// Variables set for the command in addition to this process's environment.
 type Variables = Vec<(&'static str, OsString)>;
@@ -124,6 +139,10 @@ fn variables(
         ("LD_PRELOAD", preloads(&preload, environment.get("LD_PRELOAD"))?),
         ("GLAKE_LIBRARY", installed(LIBGMLAKE, "GLAKE_LIBRARY", environment)?.into_os_string()),
     ];
+    if arguments.allocator {
+        variables.push(("GLAKE_ALLOCATOR", "1".into()));
+        variables.push(("PYTHONPATH", python_path(environment)?));
+    }
     if arguments.multi_path {
         variables.push(("GLAKE_MULTI_PATH", "1".into()));
     }
@@ -134,6 +153,31 @@ fn variables(
     variables.extend(global.device.as_ref().map(|device| ("GLAKE_DEVICE", device.to_string().into())));
     variables.extend(global.log.as_ref().map(|filter| ("GLAKE_LOG", filter.into())));
     Ok(variables)
+}
+
+/// Returns the module path with the folder first whose `sitecustomize` the interpreter imports as it starts: that of the wheel which
+/// this program is part of, or that of a package in the path.
+fn python_path(environment: &Environment) -> Result<OsString, Failure> {
+    let path = environment.get("PYTHONPATH").unwrap_or_default();
+    let package =
+        std::env::current_exe().ok().and_then(|program| Some(program.parent()?.parent()?.to_owned()));
+    let folders = package.into_iter().chain(std::env::split_paths(path));
+    let found =
+        folders.map(|folder| folder.join(SWITCH)).find(|folder| folder.join("sitecustomize.py").is_file());
+    let Some(folder) = found else {
+        return Err(Failure::failed(format!(
+            "run: --allocator needs the Python package glake, and {SWITCH} is neither beside this program nor in a folder of \
+             PYTHONPATH: use the glake command of the wheel (pip install), or add ffi/python of a clone to PYTHONPATH"
+        )));
+    };
+    let folder = std::path::absolute(&folder).unwrap_or(folder);
+    let others = std::env::split_paths(path).filter(|other| !path.is_empty() && *other != folder);
+    std::env::join_paths([folder.clone()].into_iter().chain(others)).map_err(|_| {
+        Failure::failed(format!(
+            "run: {} has a colon in its path, which PYTHONPATH takes for the end of it: install the package elsewhere",
+            folder.display()
+        ))
+    })
 }
 
 fn installed(library: Library, variable: &str, environment: &Environment) -> Result<PathBuf, Failure> {

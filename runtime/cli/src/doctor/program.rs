@@ -8,10 +8,12 @@ use crate::installed::{LIBGMLAKE, Library, PRELOAD};
 use glake_runtime::config::{Environment, Sources};
 
 /// Our variables; others that begin like them are most likely misspelt.
-const VARIABLES: [&str; 9] = [
+const VARIABLES: [&str; 11] = [
     "GLAKE_AGENT",
+    "GLAKE_ALLOCATOR",
     "GLAKE_CONFIG",
     "GLAKE_DEVICE",
+    "GLAKE_DISABLE",
     "GLAKE_LIBRARY",
     "GLAKE_LOG",
     "GLAKE_MULTI_PATH",
@@ -80,13 +82,16 @@ fn torch(python: Option<&Path>) -> Check {
         );
     }
     let told = said(python, &["-m", "glake"]).unwrap_or_default();
-    match told.lines().find_map(|line| line.strip_prefix("backend ")) {
-        Some(backend) => {
-            Check::ok(NAME, format!("{torch}; backend {}", backend.trim()), "python -m glake tells more")
+    let line = |name| told.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    match (line("backend "), line("switch ")) {
+        (Some(backend), Some(switch)) => {
+            Check::ok(NAME, format!("{torch}; backend {backend}; without a call {switch}"), SWITCHED)
         }
-        None => Check::note(NAME, format!("{torch}; no backend of glake"), "python -m glake says why"),
+        _ => Check::note(NAME, format!("{torch}; no backend of glake"), "python -m glake says why"),
     }
 }
+
+const SWITCHED: &str = "glake.enable(), or glake run --allocator -- CMD; python -m glake tells more";
 
 /// Runs a program and returns its standard output; `None` if it cannot be started.
 fn said(program: &Path, arguments: &[&str]) -> Option<String> {

@@ -97,6 +97,33 @@ fn a_program_is_given_what_it_needs() {
 }
 
 #[test]
+fn python_finds_the_switch_of_the_allocator_first() {
+    let installed = Installed::with_libraries_in("allocator", "bin");
+    let asked = ["run", "--allocator", "--", "env"];
+    let (code, error) = refused(installed.glake(&asked));
+    assert!(code == 1 && error.contains("needs the Python package glake"), "{code} {error}");
+    let path = |output: &Output| {
+        let given = variables(output);
+        assert!(given.contains(&"GLAKE_ALLOCATOR=1".to_owned()), "{given:?}");
+        given.iter().find_map(|line| line.strip_prefix("PYTHONPATH=").map(str::to_owned)).unwrap()
+    };
+    // In a clone the package is in the path already, as a relative folder too.
+    fs::create_dir_all(installed.path("clone/glake_switch/path")).unwrap();
+    fs::write(installed.path("clone/glake_switch/path/sitecustomize.py"), "").unwrap();
+    let found = path(&installed.glake(&asked).env("PYTHONPATH", "/other:clone").output().unwrap());
+    assert_eq!(found, format!("{}:/other:clone", installed.path("clone/glake_switch/path")));
+    // In a wheel it lies beside the folder of the program; given twice it stays one.
+    fs::create_dir_all(installed.path("glake_switch/path")).unwrap();
+    fs::write(installed.path("glake_switch/path/sitecustomize.py"), "").unwrap();
+    let ours = installed.path("glake_switch/path");
+    assert_eq!(path(&installed.glake(&asked).output().unwrap()), ours);
+    assert_eq!(
+        path(&installed.glake(&asked).env("PYTHONPATH", format!("{ours}:/other")).output().unwrap()),
+        format!("{ours}:/other")
+    );
+}
+
+#[test]
 fn flags_are_handed_on() {
     let installed = Installed::with_libraries_in("flags", "bin");
     fs::write(installed.path("c.toml"), "").unwrap();

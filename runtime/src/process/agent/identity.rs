@@ -103,7 +103,13 @@ mod tests {
 
     #[test]
     fn ranks_are_called_by_their_numbers() {
-        let launch = Launch { rank: Some(3), ranks: 8, run: Some("job".to_owned()), runtime_dir: None };
+        let launch = Launch {
+            rank: Some(3),
+            ranks: 8,
+            run: Some("job".to_owned()),
+            runtime_dir: None,
+            ..Launch::default()
+        };
         let found = named(None, "/bin/python3", &launch).unwrap();
         assert_eq!((&*found.name, found.gang.as_deref(), found.ranks), ("python3/3", Some("job"), 8));
         assert_eq!(named(Some("train"), "x", &launch).unwrap().name, "train/3");

@@ -96,8 +96,8 @@ impl AgentLink {
             handle: handle.clone(),
             registry: registry.clone(),
             regions: regions.clone(),
+            socket: config.socket.filter(|path| !path.as_os_str().is_empty() && !launch.is_disabled),
             launch,
-            socket: config.socket.filter(|path| !path.as_os_str().is_empty()),
             joins_by_itself,
             name: config.name,
             has_begun: AtomicBool::new(false),
@@ -111,11 +111,16 @@ impl AgentLink {
     /// Joins the agent at `socket`, or at `agent.socket`, or at this user's default socket. From then on a lease bounds the memory that the
     /// process may create, beginning with the current amount; more has to be granted. Joining again with the same name and socket is no
     /// error. If the process holds memory, the join marks it as loaded: between uses its memory may be evicted. A refusal that may pass is
-    /// retried for 5 seconds. A process that joins by itself and has reached no agent yet tries again at once.
+    /// retried for 5 seconds. A process that joins by itself and has reached no agent yet tries again at once. With `GLAKE_DISABLE` nothing
+    /// happens.
     ///
     /// # Errors
     /// [`AgentError`]; the state is unchanged then.
     pub fn join(&self, name: Option<&str>, socket: Option<&Path>) -> Result<()> {
+        if self.joiner.launch.is_disabled {
+            tracing::info!(target: "glake::agent", "GLAKE_DISABLE is set: no agent is joined");
+            return Ok(());
+        }
         let path = self.joiner.path(socket)?;
         Ok(self.joiner.join(name, path, None)?)
     }

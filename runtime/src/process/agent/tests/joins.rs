@@ -24,6 +24,19 @@ fn a_silent_agent_bounds_nobody() {
 }
 
 #[test]
+fn a_disabled_process_joins_nobody() {
+    let socket = Socket::new();
+    let variables =
+        [("GLAKE_AGENT", socket.text()), ("GLAKE_DEVICE", &*socket.gpus()), ("GLAKE_DISABLE", "1")];
+    let process = worker("", &variables);
+    process.agent().join(Some("chat"), Some(&socket.path)).unwrap();
+    assert!(!process.agent().joins_by_itself());
+    let block = process.malloc(0, mib(4), STREAM).unwrap();
+    assert!(!process.agent().is_joined());
+    process.free(block).unwrap();
+}
+
+#[test]
 fn a_join_that_fails_leaves_the_programs_own_lease() {
     let socket = Socket::new();
     let process = worker("lease.grow_timeout_ms = 0", &[]);
