@@ -5,7 +5,7 @@
 # is said, and the exit status is 3.
 set -euo pipefail
 
-tools_wanted=(maturin==1.9.6 auditwheel==6.8.2 wheel==0.45.1)
+tools_wanted=(setuptools==80.9.0 auditwheel==6.8.2 wheel==0.45.1)
 newest_minor=34 # of manylinux_2_N: RHEL 9, Ubuntu 22.04, Debian 12 and whatever is later have such a C library
 test= wheels=wheels profile=release built=release what=(--package glake --package glake-ffi --package glake-preload --package glake-python)
 [ "$1" != --test ] || { test=yes wheels=tested-wheels profile=dev built=debug what=(--workspace --lib --bins --tests) && shift; }
@@ -30,23 +30,26 @@ environment "$tools"
 "$tools/bin/pip" install --quiet --disable-pip-version-check "${tools_wanted[@]}" >/dev/null 2>&1 ||
     lacking "${tools_wanted[*]} cannot be installed from PyPI"
 
-# With the module, as everywhere: with other packages beside them, dependencies have other features, and are built once more.
-"$cargo" build --locked --quiet --profile "$profile" "${what[@]}"
-copies=(LICENSE THIRD_PARTY_LICENSES glake/{glake,gmlake.h,libgmlake.so,libglake_preload.so})
-trap 'rm -f "${copies[@]}"' EXIT
-cp ../../LICENSE LICENSE
-CARGO=$cargo "$python" licenses.py THIRD_PARTY_LICENSES
-cp ../include/gmlake.h glake/gmlake.h
-for binary in glake libgmlake.so libglake_preload.so; do
-    cp "$target/$built/$binary" "glake/$binary"
-    ! command -v strip >/dev/null || strip --strip-unneeded "glake/$binary"
+# The packages of `make build`, and as there: with others beside them, dependencies have other features, and are built once more.
+"$cargo" build --locked --profile "$profile" "${what[@]}"
+
+# Made beside what cargo builds: neither the sources nor a package that is used in place change.
+source=$target/wheel-source
+rm -rf "$wheels" "$source"
+mkdir -p "$source"
+cp -r pyproject.toml setup.py glake_switch.pth glake glake_switch ../../LICENSE "$source"
+CARGO=$cargo "$python" licenses.py "$source/THIRD_PARTY_LICENSES"
+cp ../include/gmlake.h "$source/glake"
+for binary in glake libgmlake.so libglake_preload.so lib_glake.so; do
+    copy=$source/glake/${binary/#lib_glake.so/_glake.abi3.so}
+    cp "$target/$built/$binary" "$copy"
+    ! command -v strip >/dev/null || strip --strip-unneeded "$copy"
 done
 
-rm -rf "$wheels"
-"$tools/bin/maturin" build --quiet --locked --profile "$profile" --strip --compatibility linux --interpreter "$python" --out "$wheels"
+"$tools/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$wheels" "$source"
 wheel=$(echo "$wheels"/*.whl)
 
-# maturin looks at the module only; the tag has to hold for every binary.
+# The tag has to hold for every binary.
 found=$("$tools/bin/auditwheel" show --json "$wheel" 2>/dev/null)
 tag=$("$tools/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["overall_tag"])' <<<"$found")
 case $tag in

@@ -166,7 +166,7 @@ assert on()
         self.check("import torch\ntorch.cuda.init()\nassert on()", PYTHONPATH=paths)
 
     def test_the_line_of_the_wheel_does_the_same(self):
-        line = (PATH.parent.parent / "data/platlib/glake_switch.pth").read_text()
+        line = (PATH.parent.parent / "glake_switch.pth").read_text()
         code = f"""
 exec({line!r})
 import torch
@@ -186,7 +186,8 @@ assert ("glake_switch" in sys.modules) is on()
         said = self.run_with("", "-m", "glake", GLAKE_ALLOCATOR="").stdout
         self.assertIn("switch   off (GLAKE_ALLOCATOR is not set)", said)
         said = self.run_with("", "-m", "glake", first=()).stdout
-        self.assertIn("switch   off (GLAKE_ALLOCATOR=1, but this process was started with neither", said)
+        has_line = (PATH.parent.parent / "glake" / "glake").is_file()
+        self.assertIn("switch   on (" if has_line else "switch   off (GLAKE_ALLOCATOR=1, but this process was started with neither", said)
 
 
 if __name__ == "__main__":

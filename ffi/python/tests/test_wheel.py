@@ -58,7 +58,8 @@ class TheWheel(unittest.TestCase):
                 content = wheel.read(f"glake/{binary}")
                 self.assertFalse({".debug_info", ".debug_line", ".symtab"} & set(sections(content)), f"{binary} is not stripped")
             self.assertTrue(wheel.getinfo("glake/glake").external_attr >> 16 & 0o111, "the command is not executable")
-        self.assertIn("glake/gmlake.h", names)
+        for part in ("glake/gmlake.h", "glake/native/torch.h", "glake_switch.pth", "glake_switch/path/sitecustomize.py"):
+            self.assertIn(part, names)
         self.assertTrue([name for name in names if name.endswith("/licenses/LICENSE")], names)
 
     def test_it_names_what_others_wrote(self):
@@ -117,6 +118,14 @@ class TheWheel(unittest.TestCase):
         for name, part in parts.items():
             self.assertEqual(self.path(name), package / part)
         self.assertTrue((self.path("include") / "gmlake.h").is_file())
+
+    def test_one_variable_switches_the_allocator_on(self):
+        code = "import sys; print('glake' in sys.modules, sys.modules['glake_switch'].allocator())"
+        out = self.run_alone(sys.executable, "-c", code, GLAKE_ALLOCATOR="1")
+        self.assertEqual(out, "False (True, 'GLAKE_ALLOCATOR=1')\n")
+        given = self.run_alone(self.command(), "run", "--allocator", "--", "/usr/bin/env").splitlines()
+        package = self.path("include").parent
+        self.assertIn(f"PYTHONPATH={package / 'glake_switch' / 'path'}", given)
 
     def test_a_program_runs_under_the_preload_library(self):
         given = self.run_alone(self.command(), "run", "--multi-path", "--", "/usr/bin/env").splitlines()
