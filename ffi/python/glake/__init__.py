@@ -13,6 +13,7 @@ import pathlib
 
 from . import _library, asgi, generation, lease, offload
 from ._agent import join, leave
+from ._blocks import allocate, free
 from ._commit import commit, decommit
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
@@ -53,6 +54,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "active",
+    "allocate",
     "asgi",
     "backend",
     "commit",
@@ -64,6 +66,7 @@ __all__ = [
     "enable",
     "fix",
     "follow",
+    "free",
     "gate",
     "generation",
     "hooks",

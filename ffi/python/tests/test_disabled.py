@@ -66,6 +66,15 @@ def statistics():
     torch.cuda.MemPool = type("MemPool", (), {})
     assert isinstance(glake.mem_pool(), torch.cuda.MemPool)
 
+def blocks():
+    import torch
+    live = {}
+    torch.cuda.caching_allocator_alloc = lambda size, device, stream: live.setdefault(4096, (size, device, stream)) and 4096
+    torch.cuda.caching_allocator_delete = live.pop
+    assert glake.allocate(100, device="cuda:0", stream=7) == 4096 and live == {4096: (100, 0, 7)}
+    glake.free(4096)
+    assert live == {} and glake.allocate(0) == 0 and glake.free(0) is None
+
 def leases():
     glake.lease.watch(lambda *event: None)
     glake.lease.set(0, 1 << 30)
@@ -91,6 +100,7 @@ calls = {
     "copy_ copy_list copy_to_all Copy": copies,
     "memory_stats memory_summary snapshot trim mem_pool": statistics,
     "lease": leases,
+    "allocate free": blocks,
     "follow Following offload": modules,
     "commit decommit": lambda: [glake.commit(array), glake.decommit(array)] == [0, 0] or 1 / 0,
     "copy_stats": lambda: glake.copy_stats()["paths"],
