@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import hashlib
 import http.server
+import os
 import re
 import signal
 import sys
@@ -80,18 +81,19 @@ class Echo(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A worker that echoes, for trying glake serve without a GPU.")
-    parser.add_argument("--port", type=int, default=8001, help="port to listen on, on this machine alone (default: %(default)s)")
+    parser.add_argument("--host", default=os.environ.get("ECHO_HOST", "127.0.0.1"), help="address to listen on (default: ECHO_HOST, else 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8001, help="port to listen on (default: %(default)s)")
     parser.add_argument("--weights", type=size, default="1GiB", help="GPU memory to hold (default: %(default)s)")
     parser.add_argument("--name", help="name at the agent (default: that of GLAKE_WORKER)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Echo) as server:
+    with http.server.ThreadingHTTPServer((options.host, options.port), Echo) as server:
         Echo.weights = Weights(options.name or f"port {options.port}", options.weights)
         try:
             glake.join(options.name)
         except glake.UnavailableError as error:
             print(f"echo_worker.py serves without an agent: {error}", flush=True)
-        print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
+        print(f"listening on http://{options.host}:{server.server_port}", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
