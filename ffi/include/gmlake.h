@@ -424,6 +424,17 @@ int32_t glake_commit(const void *pointer,
                      uint64_t bytes,
                      uint64_t *committed);
 
+// Copies `bytes` bytes of evicted memory at `from`, which must lie in one live block, to host memory at `to`: from their copy in host
+// memory, without the GPU and without a refill. Bytes that were declared dead (`glake_live_ranges`) are 0.
+//
+// `GLAKE_INVALID`: the bytes lie in no live block, or some of them are on a GPU or in a file; the bytes at `to` are 0 then.
+//
+// # Safety
+// `to` may be written for `bytes` bytes, and no other thread accesses them during the call.
+int32_t glake_read_evicted(void *to,
+                           const void *from,
+                           uint64_t bytes);
+
 // Begins a use of these regions and of all memory outside of regions; with `count` 0, of everything. Until `glake_use_end` none of this
 // memory is evicted: a shrink waits. Any thread may end the use. Uses do not nest: if a shrink waits for a use, another use that begins
 // inside it waits for that shrink.

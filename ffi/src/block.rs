@@ -195,6 +195,33 @@ pub unsafe extern "C" fn glake_commit(pointer: *const c_void, bytes: u64, commit
     })
 }
 
+/// Copies `bytes` bytes of evicted memory at `from`, which must lie in one live block, to host memory at `to`: from their copy in host
+/// memory, without the GPU and without a refill. Bytes that were declared dead (`glake_live_ranges`) are 0.
+///
+/// `GLAKE_INVALID`: the bytes lie in no live block, or some of them are on a GPU or in a file; the bytes at `to` are 0 then.
+///
+/// # Safety
+/// `to` may be written for `bytes` bytes, and no other thread accesses them during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_read_evicted(to: *mut c_void, from: *const c_void, bytes: u64) -> i32 {
+    guard::answer(|| {
+        let size = usize::try_from(bytes).map_err(|_| Failure::invalid("bytes exceed the address space"))?;
+        if size == 0 {
+            return Ok(());
+        }
+        if to.is_null() {
+            return Err(Failure::invalid("to is null"));
+        }
+        // SAFETY: the caller's promise; every byte is initialised by the fill.
+        let into = unsafe {
+            to.cast::<u8>().write_bytes(0, size);
+            std::slice::from_raw_parts_mut(to.cast::<u8>(), size)
+        };
+        library::process()?.regions().read_evicted(address(from), into)?;
+        Ok::<(), Failure>(())
+    })
+}
+
 /// Writes `bytes` if the caller passed a place.
 ///
 /// # Safety

@@ -76,6 +76,7 @@ macro_rules! functions {
             glake_live_callback(*const c_void, LiveCallback, *mut c_void, ContextDrop) -> i32;
             glake_decommit(*const c_void, u64, *mut u64) -> i32;
             glake_commit(*const c_void, u64, *mut u64) -> i32;
+            glake_read_evicted(*mut c_void, *const c_void, u64) -> i32;
             glake_region_wait(*const c_char, i32, *mut c_void) -> i32;
             glake_region_order(*const *const c_char, usize) -> i32;
             glake_region_of(*const c_void) -> *mut c_char;

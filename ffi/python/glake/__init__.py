@@ -15,7 +15,7 @@ from . import _library, asgi, generation, lease, offload
 from ._agent import join, leave
 from ._blocks import allocate, free
 from ._commit import commit, decommit
-from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
+from ._copies import Copy, copy_, copy_evicted, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
 from ._gate import active, gate
 from ._live import live
@@ -59,6 +59,7 @@ __all__ = [
     "backend",
     "commit",
     "copy_",
+    "copy_evicted",
     "copy_list",
     "copy_stats",
     "copy_to_all",

@@ -178,6 +178,28 @@ def copy_to_all(
         return _made(started, ranges, wait)
 
 
+def copy_evicted(dst: Any, src: Any) -> None:
+    """Copies the bytes of evicted memory to host memory, from their copy there: neither the GPU nor a refill is needed, so that a
+    sleeping worker can save or compare its weights. Bytes that do not count (``glake.live``) are 0.
+
+    Args:
+        dst: a tensor or buffer in host memory, of the same size in bytes.
+        src: a tensor or array in a region that a shrink moved to ``tier="host"``.
+
+    Raises:
+        InvalidError: some of the bytes are on a GPU or in a file, or the memory is not GLake's.
+        TypeError, ValueError: as ``copy_``; or ``dst`` is not in host memory.
+    """
+    to, from_ = _pair(dst, src, "dst", "src")
+    try:
+        if to.device is not None:
+            raise ValueError(f"dst is on GPU {to.device}: give a tensor or buffer in host memory")
+        _library.api().read_evicted(to.address, from_.address, to.size)
+    finally:
+        to.release()
+        from_.release()
+
+
 def multi_path(on: bool = True) -> None:
     """Allows copies to use the links of the other visible GPUs, or ends that. The links are prepared in the background, at the cost of
     a context on each; copies use one link until then.

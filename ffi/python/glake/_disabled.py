@@ -15,7 +15,7 @@ from typing import Any
 
 from glake_switch import is_disabled
 
-from .errors import TorchError
+from .errors import InvalidError, TorchError
 
 __all__ = ["Library", "copies", "is_disabled", "torch_for"]
 
@@ -91,6 +91,10 @@ class Library:
     @staticmethod
     def safepoint_wanted() -> bool:
         return False
+
+    @staticmethod
+    def read_evicted(_to: int, _from: int, _size: int) -> None:
+        raise InvalidError("nothing is evicted with GLAKE_DISABLE=1: copy the memory")
 
     use_wanted = is_private = staticmethod(lambda _which: False)
     trim = decommit = commit = lease_take = generation = staticmethod(lambda *_arguments, **_named: 0)

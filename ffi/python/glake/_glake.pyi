@@ -192,6 +192,9 @@ def decommit(address: int, bytes: int) -> int:
 def commit(address: int, bytes: int) -> int:
     """Creates memory for the decommitted part of a range of a live block; returns the bytes created."""
 
+def read_evicted(to: int, from_: int, bytes: int) -> None:
+    """Copies evicted bytes to host memory from their copy there. InvalidError: some are elsewhere."""
+
 def region_wait(tag: str, device: int, stream: int) -> None: ...
 def region_order(tags: list[str]) -> None: ...
 def region_of(address: int) -> str | None: ...

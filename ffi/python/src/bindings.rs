@@ -237,6 +237,7 @@ bindings! {
     read fraction(device: i32) -> f64 = glake_fraction(device);
     read decommit(address: usize, bytes: u64) -> u64 = glake_decommit(address, bytes);
     read commit(address: usize, bytes: u64) -> u64 = glake_commit(address, bytes);
+    call read_evicted(to: usize, from_: usize, bytes: u64) = glake_read_evicted(to, from_, bytes);
     read is_private(address: usize) -> bool = glake_is_private(address);
     read generation(address: usize) -> u64 = glake_generation(address);
 

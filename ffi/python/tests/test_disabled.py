@@ -46,10 +46,10 @@ def copies():
     assert other == b"5678" + bytes(4)
     copy = glake.copy_to_all([other], array, priority="critical")
     assert copy.done() and other == array
-    for wrong in (lambda: glake.copy_(other, b"1"), lambda: glake.copy_(array, array, priority="high")):
+    for wrong in (lambda: glake.copy_evicted(other, array), lambda: glake.copy_(other, b"1"), lambda: glake.copy_(array, array, priority="high")):
         try:
             wrong()
-        except ValueError:
+        except (ValueError, glake.InvalidError):
             continue
         raise AssertionError("not refused")
 
@@ -97,7 +97,7 @@ def modules():
 import importlib.util
 calls = {
     "active enable backend region safepoint safepoint_async asgi Region": program,
-    "copy_ copy_list copy_to_all Copy": copies,
+    "copy_ copy_evicted copy_list copy_to_all Copy": copies,
     "memory_stats memory_summary snapshot trim mem_pool": statistics,
     "lease": leases,
     "allocate free": blocks,

@@ -59,6 +59,17 @@ pub enum ProcessError {
         /// Address of the request.
         address: Address,
     },
+    /// Bytes were to be read from their copy in host memory, and are not there.
+    #[error(
+        "not all of these bytes at {address} are in host memory: read memory on the GPU with a copy, and memory on a peer or in a file after a \
+         refill of '{tag}'"
+    )]
+    NotInHostMemory {
+        /// Address of the request.
+        address: Address,
+        /// Tag of the region.
+        tag: String,
+    },
     /// The block cannot be shared, or the shared memory cannot be opened.
     #[error(transparent)]
     Share(#[from] ShareError),

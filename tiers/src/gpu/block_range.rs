@@ -73,10 +73,15 @@ impl BlockRange {
         PoolError::UnknownAddress { device: core.device(), address: self.address }
     }
 
+    /// Returns the home ranges of the bytes, in the order of the block.
+    pub(super) fn pieces(&self, core: &Allocator) -> Vec<HomeRange> {
+        let home = core.blocks().home_of(self.block).unwrap_or_default();
+        at_home(&[self.range], &home)
+    }
+
     /// Returns the home ranges of the bytes, in address order.
     fn parts(&self, core: &Allocator) -> Vec<HomeRange> {
-        let home = core.blocks().home_of(self.block).unwrap_or_default();
-        let mut parts = at_home(&[self.range], &home);
+        let mut parts = self.pieces(core);
         parts.sort_unstable_by_key(|part| part.offset);
         parts
     }

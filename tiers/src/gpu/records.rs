@@ -22,7 +22,7 @@ use super::core::Core;
 use super::live_ranges::{BytesToKeep, size_of, without};
 use super::{PoolError, Result};
 use crate::place::{NotNow, Place, Residency, Step};
-use crate::store::{Return, StoredCopy};
+use crate::store::{HostPart, Return, StoredCopy};
 use crate::{HostBlock, HostPool, SealedFile};
 
 /// Residency of an extent, and its copy if there is one.
@@ -241,6 +241,26 @@ impl ExtentRecords {
         *residency = self.after(*residency, Step::Demote(Place::File))?;
         _gone = copy.demote(file, host);
         Ok(true)
+    }
+
+    /// Returns the parts of copies in host memory that hold the bytes of a block's range, without bytes that were declared dead. `None` if
+    /// some of the range is not evicted to host memory.
+    pub(crate) fn host_parts(&self, range: &BlockRange) -> Option<Vec<HostPart>> {
+        let moved = self.moved.lock();
+        let core = self.core.lock();
+        let (mut parts, mut at) = (Vec::new(), Bytes::ZERO);
+        for piece in range.pieces(&core) {
+            for (extent, home) in core.extents().touching(piece) {
+                let start = piece.offset.max(home.offset);
+                let end = piece.offset.saturating_add(piece.size).min(home.offset.saturating_add(home.size));
+                let wanted = HomeRange { offset: start, size: end.saturating_sub(start) };
+                let record =
+                    moved.get(&extent).filter(|record| record.residency.authority() == Place::Host)?;
+                record.copy.as_ref()?.host_parts(wanted, at, &mut parts)?;
+                at = at.saturating_add(wanted.size);
+            }
+        }
+        Some(parts)
     }
 
     /// Returns the bytes in blocks of an extent being refilled that its copy lacks.

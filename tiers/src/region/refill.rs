@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::Scope;
 
-use glake_device::{DeviceId, DriverError, Stream};
+use glake_device::{Address, DeviceId, DriverError, Stream};
 use glake_stitch::{ExtentId, ExtentView};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -18,6 +18,7 @@ use super::{
     CONCURRENT_EXTENTS, CopyPolicy, MAX_EXTENTS_AHEAD, Mark, Policy, Refilled, Region, RegionError, Result,
     WaitPolicy, shrink,
 };
+use crate::gpu::BlockRange;
 use crate::store::{ExtentTransfer, RefillCopy, Return};
 use crate::{Place, PoolError, Residency, TransferContext};
 
@@ -62,6 +63,17 @@ impl Region {
         self.pool.free_memory().forget_emptied(self.domain)?;
         let standing = self.pool.records().standing(self.domain);
         self.bring_in(shrink::to_enter(&standing, amount), context, wait_policy, &refilling)
+    }
+
+    /// Reads evicted bytes of one live block from their copies in host memory, without the GPU. Bytes that were declared dead are left as
+    /// they are. Returns `false` if some of the range is on the GPU, on a peer or in a file; nothing is read then.
+    ///
+    /// # Errors
+    /// [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`].
+    pub fn read_evicted(&self, address: Address, into: &mut [u8]) -> Result<bool> {
+        let range = BlockRange::of(&self.pool, address, Bytes::new(into.len() as u64))?;
+        let Some(parts) = self.pool.records().host_parts(&range) else { return Ok(false) };
+        Ok(parts.iter().all(|part| part.read(into).is_some()))
     }
 
     /// Refills the given extents, as [`Region::refill`] does.

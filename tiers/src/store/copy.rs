@@ -109,6 +109,27 @@ impl StoredCopy {
         StoredCopy { stored: CopyStorage::Host(Arc::new(block)), ranges, digest: Some(digest) }
     }
 
+    /// Appends the parts of the copy that hold bytes of a home range, which is `at` bytes from the reader's start. `None` if the copy is
+    /// not in host memory.
+    pub(crate) fn host_parts(&self, wanted: HomeRange, at: Bytes, parts: &mut Vec<HostPart>) -> Option<()> {
+        let block = self.host_block()?;
+        let (wanted_end, mut packed) = (wanted.offset.saturating_add(wanted.size), Bytes::ZERO);
+        for range in &self.ranges {
+            let start = range.offset.max(wanted.offset);
+            let end = range.offset.saturating_add(range.size).min(wanted_end);
+            if start < end {
+                parts.push(HostPart {
+                    block: block.clone(),
+                    from: packed.saturating_add(start.saturating_sub(range.offset)),
+                    to: at.saturating_add(start.saturating_sub(wanted.offset)),
+                    size: end.saturating_sub(start),
+                });
+            }
+            packed = packed.saturating_add(range.size);
+        }
+        Some(())
+    }
+
     /// Returns the home ranges of the copy.
     pub(crate) fn ranges(&self) -> &[HomeRange] {
         &self.ranges
@@ -122,6 +143,27 @@ impl StoredCopy {
     /// Returns the digest of the bytes, if one was taken.
     pub(crate) fn digest(&self) -> Option<Digest> {
         self.digest
+    }
+}
+
+/// Consecutive bytes of a copy in host memory, and their place in a reader's buffer. It keeps the memory of the copy.
+#[derive(Debug)]
+pub(crate) struct HostPart {
+    block: Arc<HostBlock>,
+    from: Bytes,
+    to: Bytes,
+    size: Bytes,
+}
+
+impl HostPart {
+    /// Copies the bytes into the reader's buffer; `None` beyond its end.
+    pub(crate) fn read(&self, into: &mut [u8]) -> Option<()> {
+        let range = |start: Bytes| {
+            let start = usize::try_from(start.get()).ok()?;
+            Some(start..start.checked_add(usize::try_from(self.size.get()).ok()?)?)
+        };
+        into.get_mut(range(self.to)?)?.copy_from_slice(self.block.as_slice().get(range(self.from)?)?);
+        Some(())
     }
 }
 

@@ -21,7 +21,7 @@ use glake_units::Bytes;
 use crate::{FileTier, GpuPool, HostPool, Mover, Place};
 
 pub(crate) use clean::{ResidentCopies, ResidentCopy};
-pub(crate) use copy::{Return, StoredCopy, home as packed_home};
+pub(crate) use copy::{HostPart, Return, StoredCopy, home as packed_home};
 pub(crate) use extent_transfer::{EvictionCopy, ExtentTransfer, RefillCopy};
 pub(crate) use files::write_block;
 

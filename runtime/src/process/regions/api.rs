@@ -423,6 +423,20 @@ impl Regions {
         self.set.commit(&tagged, &region, address, size)
     }
 
+    /// Reads evicted bytes of a live block from their copy in host memory: neither the GPU nor the gate is involved. Bytes that were
+    /// declared dead ([`Regions::set_live`]) are left as they are in `into`.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] if the range exceeds the block; [`ProcessError::NotInHostMemory`] if some of
+    /// it is elsewhere.
+    pub fn read_evicted(&self, address: Address, into: &mut [u8]) -> Result<()> {
+        let (tagged, region) = self.region_at(address)?;
+        match region.read_evicted(address, into)? {
+            true => Ok(()),
+            false => Err(ProcessError::NotInHostMemory { address, tag: tagged.tag().to_owned() }),
+        }
+    }
+
     /// Returns the region of the block that contains an address.
     pub(super) fn region_at(&self, address: Address) -> Result<(Arc<Tagged>, Arc<Region>)> {
         self.set.table.cover(&self.set.registry.devices);

@@ -251,3 +251,44 @@ fn a_shrink_of_one_device_leaves_the_refill_of_another_alone() {
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
+
+#[test]
+fn evicted_bytes_are_read_from_host_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = started(&format!("tiers.files = {:?}\ntiers.extent = \"2MiB\"", folder.path()));
+    process.regions().define(RegionOptions::of("weights")).unwrap();
+    // Freed neighbours make room that no piece of home has by itself: the last block is stitched of two.
+    let blocks: Vec<Written> = (0..5).map(|seed| process.written_in("weights", 0, mib(6), seed)).collect();
+    for at in [1, 3] {
+        process.free(blocks[at].address).unwrap();
+    }
+    let stitched = process.written_in("weights", 0, mib(12), 7);
+    assert!(process.reports().stats(0).unwrap().own.stitches > 0);
+    let read = |address: Address, size: Bytes| {
+        let mut found = vec![0xee; usize::try_from(size.get()).unwrap()];
+        process.regions().read_evicted(address, &mut found).map(|()| found)
+    };
+    let refused = |found: crate::process::Result<Vec<u8>>| match found.unwrap_err() {
+        error @ ProcessError::NotInHostMemory { .. } => error.to_string(),
+        error => panic!("{error}"),
+    };
+    assert!(refused(read(stitched.address, mib(12))).contains("read memory on the GPU with a copy"));
+    process.regions().shrink(&Shrink::default()).unwrap();
+    for block in [&blocks[0], &blocks[2], &blocks[4], &stitched] {
+        let whole = bytes(block.size, block.seed);
+        assert!(read(block.address, block.size).unwrap() == whole, "{block:?}");
+        for (start, size) in [(0_u64, 1_u64), (5, 4099), (2 << 20, 3 << 20), ((6 << 20) - 7, 7)] {
+            let at = block.address.checked_add(start).unwrap();
+            let part = usize::try_from(start).unwrap()..usize::try_from(start + size).unwrap();
+            assert!(read(at, Bytes::new(size)).unwrap() == whole[part], "{start} {size}");
+        }
+    }
+    assert!(matches!(read(stitched.address, mib(13)), Err(ProcessError::Region(_))));
+    assert!(matches!(read(blocks[1].address, mib(1)), Ok(_) | Err(ProcessError::InNoBlock { .. })));
+    process.regions().refill(&Refill::default()).unwrap();
+    process.check(&stitched);
+    process.regions().shrink(&Shrink { tier: "file".parse().unwrap(), ..Shrink::default() }).unwrap();
+    refused(read(stitched.address, mib(1)));
+    process.regions().refill(&Refill::default()).unwrap();
+    process.end([blocks[0], blocks[2], blocks[4], stitched]);
+}

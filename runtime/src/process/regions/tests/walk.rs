@@ -225,6 +225,24 @@ impl Walk {
         }
     }
 
+    /// Reads a block whose memory may be evicted: its bytes, or a refusal.
+    fn read_evicted(&mut self) {
+        if self.live.is_empty() {
+            return;
+        }
+        let at = self.numbers.below(self.live.len());
+        let Live { written, known, .. } = &self.live[at];
+        let mut found = vec![0; usize::try_from(written.size.get()).unwrap()];
+        match self.process.regions().read_evicted(written.address, &mut found) {
+            Ok(()) => assert!(!*known || pattern::matches(&found, written.seed), "{written:?}"),
+            Err(error) => assert!(matches!(error, ProcessError::NotInHostMemory { .. }), "{error}"),
+        }
+        let place = self.places[&self.live[at].tag];
+        assert!(
+            place != Where::Here || self.process.regions().read_evicted(written.address, &mut found).is_err()
+        );
+    }
+
     /// As a kernel would that no use covers.
     fn write(&mut self) {
         if self.live.is_empty() {
@@ -481,7 +499,8 @@ impl Walk {
         match self.numbers.below(100) {
             0..22 => self.malloc(),
             22..38 => self.free(),
-            38..56 => self.write(),
+            38..52 => self.write(),
+            52..56 => self.read_evicted(),
             56..68 => self.begin_use(),
             68..80 => self.end_use(),
             80..86 => self.shrink(),
