@@ -404,12 +404,12 @@ impl GpuPool {
         written.map_err(|error| self.core.failed(error))
     }
 
-    /// Returns all statistics; walks the free pieces.
+    /// Returns all statistics ([`Allocator::stats`]).
     pub fn stats(&self) -> Stats {
-        self.core.lock().report().stats()
+        self.core.lock().stats()
     }
 
-    /// Returns the counters, without walking any list.
+    /// Returns the counters alone.
     pub fn counters(&self) -> Counters {
         self.core.lock().counters()
     }
