@@ -141,7 +141,7 @@ def shrink(
         tags: one region, several, or None for all memory, that outside of regions and of captured graphs too.
         tier: "host" (pinned memory), "peer" or "peer:N" (another GPU's memory), "file" (where ``tiers.files`` names a folder).
         bytes: evict at least this many bytes, if available; the cheapest first.
-        verify: compare digests after the copy and after the refill; None: as configured.
+        verify: take digests of the bytes, which a refill compares; None: as configured (``tiers.verify``, on).
         timeout: seconds to wait for open ``active`` blocks; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
 
     Returns:
@@ -174,7 +174,7 @@ def refill(
         tags: one region, several, or None for all evicted memory.
         bytes: refill at least this many bytes.
         wait: return once the refill is complete. Otherwise return at once: ``glake.wait`` or ``glake.active`` then wait for a region.
-        verify: compare digests; None: as configured.
+        verify: compare digests, and fill bytes that were not copied with 0xab; None: as configured (``tiers.verify``, on), without the fill.
         timeout: seconds to wait; None: no timeout. After it, the refill continues in the background.
 
     Raises:
@@ -187,8 +187,8 @@ def refill(
 
 
 def wait(tag: str, stream: Stream = None) -> None:
-    """Makes later work of a stream wait for a region that is being refilled: returns as soon as its copies are enqueued, and the stream
-    waits for them. Evicted memory is refilled first.
+    """Makes later work of a stream wait for a region that is being refilled. With ``tiers.verify`` (the default) it returns once the bytes
+    have arrived and were compared; else as soon as the copies are enqueued, and the stream waits for them. Evicted memory is refilled first.
 
     Args:
         tag: the region.

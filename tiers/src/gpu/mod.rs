@@ -384,6 +384,19 @@ impl GpuPool {
         blocks.into_iter().map(|block| LiveBlock::of(&self.core, block)).collect()
     }
 
+    /// Returns the live blocks with bytes in an extent, in address order.
+    pub(crate) fn blocks_in(&self, extent: glake_stitch::ExtentId) -> Vec<LiveBlock> {
+        let core = self.core.lock();
+        let blocks = core.blocks();
+        let (_, domain) = core.extents().size_and_domain(extent);
+        let is_in = |block: &glake_stitch::LiveBlock| {
+            let home = blocks.home_of(block.offset).unwrap_or_default();
+            home.into_iter().any(|part| core.extents().touching(part).iter().any(|(of, _)| *of == extent))
+        };
+        let found = blocks.of(domain).into_iter().filter(is_in);
+        found.map(|block| LiveBlock::of(&self.core, block)).collect()
+    }
+
     /// Copies bytes of a block to the host and waits for completion. The caller orders the copy after the work that wrote the bytes.
     ///
     /// # Errors

@@ -247,7 +247,7 @@ impl<'a> Field<'a> {
     }
 
     fn transfer_context(&self) -> TransferContext<'_> {
-        TransferContext { mover: self.harness.mover(), checks: self.harness.digests() }
+        TransferContext { mover: self.harness.mover(), checks: self.harness.digests(), fill: false }
     }
 
     /// Compares every byte with the expected pattern.
