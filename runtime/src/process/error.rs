@@ -19,7 +19,8 @@ use crate::share::ShareError;
 pub enum ProcessError {
     /// No CUDA driver was found. A program's memory is simulated only on request.
     #[error(
-        "no CUDA driver: {library} {found}; install the NVIDIA driver, or choose the simulator with GLAKE_DEVICE=sim"
+        "no CUDA driver: {library} {found}; torch programs need a GPU and the NVIDIA driver; without a GPU, glake demo, glake replay and glake \
+         bench run on simulated ones, and so do programs that call gmlake.h, with GLAKE_DEVICE=sim"
     )]
     NoDriver {
         /// Library that was searched for.
