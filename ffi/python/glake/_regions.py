@@ -7,6 +7,7 @@ restores them; a program declares its uses of their memory with ``glake.active``
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import sys
@@ -41,6 +42,11 @@ class Region:
     def __init__(self, tag: str, policy: Policy, host_copy: HostCopy, clean: bool = False) -> None:
         self.tag, self.policy, self.host_copy, self.clean = tag, policy, host_copy, clean
 
+    def __del__(self) -> None:
+        # The interpreter may be at its end.
+        with contextlib.suppress(Exception):
+            _library.api().region_release(self.tag)
+
     def __enter__(self) -> Region:
         _library.api().region_push(self.tag)
         return self
@@ -64,7 +70,8 @@ class Region:
 
 
 def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clean: bool = False) -> Region:
-    """Returns the region of a tag, created on first use::
+    """Returns the region of a tag, created on first use. Once more than 256 regions have no such object left, those of them without memory
+    are forgotten, and their tags are unknown::
 
         with glake.region("weights", policy="sealed", host_copy="retain"):
             model = load().cuda()

@@ -47,6 +47,7 @@ use growth::Growth;
 use peer::PeerBlocks;
 use reach::Reach;
 use records::ExtentRecords;
+use rustc_hash::FxHashSet;
 
 pub(crate) use block_range::BlockRange;
 pub use blocks::Block;
@@ -382,6 +383,11 @@ impl GpuPool {
     pub fn blocks_of(&self, domain: DomainId) -> Vec<LiveBlock> {
         let blocks = self.core.lock().blocks().of(domain);
         blocks.into_iter().map(|block| LiveBlock::of(&self.core, block)).collect()
+    }
+
+    /// Returns the domains with live blocks. Walks all live blocks.
+    pub fn live_domains(&self) -> FxHashSet<DomainId> {
+        self.core.lock().blocks().domains()
     }
 
     /// Returns the live blocks with bytes in an extent, in address order.
