@@ -940,6 +940,15 @@ int32_t glake_region_define(const char *tag,
                             uint32_t policy,
                             uint32_t host_copy);
 
+// Takes back one `glake_region_define` of this tag. Once more than 256 regions have no definition left, those of them without live blocks
+// are forgotten: their tags are unknown then, and their memory is released. Does nothing in a forked child and at the end of the process.
+//
+// `GLAKE_INVALID`: no such region, or it was released as often as it was defined.
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
+int32_t glake_region_release(const char *tag);
+
 // Makes the calling thread allocate from this region from now on, except for allocations that a private pool takes. Entries nest.
 //
 // # Safety

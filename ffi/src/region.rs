@@ -55,6 +55,22 @@ pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, ho
     })
 }
 
+/// Takes back one `glake_region_define` of this tag. Once more than 256 regions have no definition left, those of them without live blocks
+/// are forgotten: their tags are unknown then, and their memory is released. Does nothing in a forked child and at the end of the process.
+///
+/// `GLAKE_INVALID`: no such region, or it was released as often as it was defined.
+///
+/// # Safety
+/// `tag` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_release(tag: *const c_char) -> i32 {
+    library::give_up(|process| {
+        // SAFETY: the caller's promise.
+        let tag = unsafe { required(tag, "tag") }?;
+        Ok(process.regions().release(tag)?)
+    })
+}
+
 /// Makes the calling thread allocate from this region from now on, except for allocations that a private pool takes. Entries nest.
 ///
 /// # Safety

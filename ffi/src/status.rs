@@ -98,6 +98,7 @@ impl Failure {
     fn driver_error_of(error: &ProcessError) -> Option<&DriverError> {
         match error {
             ProcessError::Driver(error)
+            | ProcessError::LeavesBlock { source: error, .. }
             | ProcessError::Transfer(TransferError::Driver(error))
             | ProcessError::Pool(PoolError::Driver(error))
             | ProcessError::Region(RegionError::Pool(PoolError::Driver(error))) => Some(error),
@@ -123,7 +124,7 @@ impl Failure {
                 GLAKE_CLOSED
             }
             E::ForeignContext | E::OffloadCaptured { .. } => GLAKE_UNSUPPORTED,
-            E::Driver(_) | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
+            E::Driver(_) | E::LeavesBlock { .. } | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
             E::Refused { kind: ErrorKind::Closed, .. } => GLAKE_CLOSED,
             E::Refused { kind: ErrorKind::Unsupported, .. } => GLAKE_UNSUPPORTED,
             E::Refused { kind: ErrorKind::Lost, .. } => GLAKE_DRIVER,

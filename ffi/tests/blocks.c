@@ -41,9 +41,26 @@ static void blocks_are_found_by_any_address_in_them(void) {
 
 static void nothing_is_no_error(void) {
     void *block = &block;
+    int64_t before = stats_of(0).all.allocation.current;
     OK(glake_alloc(0, 0, NULL, &block));
     CHECK(block == NULL);
     CHECK(gmlake_malloc(0, 0, NULL) == NULL);
+    CHECK(stats_of(0).all.allocation.current == before);
+    /* No memory is taken by a region or a private pool either. */
+    OK(glake_region_define("empty", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
+    OK(glake_region_push("empty"));
+    OK(glake_alloc(0, 0, NULL, &block));
+    CHECK(block == NULL && gmlake_malloc(0, 0, NULL) == NULL);
+    OK(glake_region_pop());
+    OK(glake_pool_begin(0, 0, 77, NULL, NULL, NULL));
+    block = &block;
+    OK(glake_alloc(0, 0, NULL, &block));
+    CHECK(block == NULL && gmlake_malloc(0, 0, NULL) == NULL);
+    OK(glake_pool_end(0, 0, 77));
+    OK(glake_pool_release(0, 0, 77));
+    CHECK(stats_of(0).all.allocation.current == before);
+    gmlake_record_stream(NULL, NULL);
+    OK(glake_copy_async(NULL, NULL, 0, NULL, GLAKE_COPY_BLOCKING, NULL));
     OK(glake_free(NULL));
     gmlake_free(NULL, 0, 0, NULL);
 }

@@ -13,7 +13,7 @@ static int without_a_driver(void) {
     void *out = NULL;
     if (glake_start() == GLAKE_OK) return 0; /* This machine has one. */
     FAILS(glake_start(), GLAKE_UNAVAILABLE, "no CUDA driver: ");
-    FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, "choose the simulator with GLAKE_DEVICE=sim");
+    FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, "without a GPU, glake demo, glake replay and glake bench run");
     CHECK(gmlake_malloc(1, 0, NULL) == NULL && strstr(gmlake_last_error(), "no CUDA driver") != NULL);
     CHECK(!glake_started() && glake_device_name() == NULL);
     gmlake_free(NULL, 0, 0, NULL);

@@ -66,6 +66,7 @@ macro_rules! functions {
             glake_pool_restore(*const Checkpoint, BlockFreed, BlockVisit, *mut c_void) -> i32;
             glake_checkpoint_drop(*mut Checkpoint);
             glake_region_define(*const c_char, u32, u32) -> i32;
+            glake_region_release(*const c_char) -> i32;
             glake_region_push(*const c_char) -> i32;
             glake_region_pop() -> i32;
             glake_region_seal(*const c_char, bool) -> i32;

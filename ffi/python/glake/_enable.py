@@ -118,7 +118,7 @@ def supported_torch() -> ModuleType:
     if int(version.partition(".")[0]) < 2:
         raise TorchError(f"torch {version} lacks the functions of a pluggable allocator: glake.enable() needs 2.0 or later")
     if torch.version.cuda is None:
-        raise TorchError(f"torch {version} is built without CUDA: install a CUDA build of it")
+        raise TorchError(f"torch {version} is built without CUDA: install a CUDA build of it, on a machine with an NVIDIA GPU")
     return torch
 
 
@@ -127,7 +127,10 @@ def _refuse_simulator(config: Config) -> None:
     if isinstance(config, Mapping) and isinstance(table := config.get("device"), Mapping):
         device = table.get("choice", device)
     if str(device).partition(":")[0] == "sim":
-        raise TorchError(f"the device is {device!r}, and torch cannot compute on a simulated GPU's memory: unset GLAKE_DEVICE")
+        raise TorchError(
+            f"the device is {device!r}, and torch cannot compute on a simulated GPU's memory: torch programs need a GPU. "
+            "Where there is one, unset GLAKE_DEVICE and device.choice; without one, glake demo, glake replay and glake bench run on simulated GPUs"
+        )
 
 
 def _warn_of_torch_settings() -> None:

@@ -172,6 +172,9 @@ def host_unregister(address: int) -> None: ...
 def region_define(tag: str, policy: int, host_copy: int) -> None:
     """Defines a region. Policies: keep, sealed, discard. Host copies: drop, retain, prepare."""
 
+def region_release(tag: str) -> None:
+    """Takes back one ``region_define``; no-op in a forked child and at exit."""
+
 def region_push(tag: str) -> None:
     """Makes the calling thread allocate from the region until ``region_pop``. Entries nest."""
 

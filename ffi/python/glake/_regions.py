@@ -7,6 +7,7 @@ restores them; a program declares its uses of their memory with ``glake.active``
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import sys
@@ -41,6 +42,11 @@ class Region:
     def __init__(self, tag: str, policy: Policy, host_copy: HostCopy, clean: bool = False) -> None:
         self.tag, self.policy, self.host_copy, self.clean = tag, policy, host_copy, clean
 
+    def __del__(self) -> None:
+        # The interpreter may be at its end.
+        with contextlib.suppress(Exception):
+            _library.api().region_release(self.tag)
+
     def __enter__(self) -> Region:
         _library.api().region_push(self.tag)
         return self
@@ -64,7 +70,8 @@ class Region:
 
 
 def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clean: bool = False) -> Region:
-    """Returns the region of a tag, created on first use::
+    """Returns the region of a tag, created on first use. Once more than 256 regions have no such object left, those of them without memory
+    are forgotten, and their tags are unknown::
 
         with glake.region("weights", policy="sealed", host_copy="retain"):
             model = load().cuda()
@@ -141,7 +148,7 @@ def shrink(
         tags: one region, several, or None for all memory, that outside of regions and of captured graphs too.
         tier: "host" (pinned memory), "peer" or "peer:N" (another GPU's memory), "file" (where ``tiers.files`` names a folder).
         bytes: evict at least this many bytes, if available; the cheapest first.
-        verify: compare digests after the copy and after the refill; None: as configured.
+        verify: take digests of the bytes, which a refill compares; None: as configured (``tiers.verify``, on).
         timeout: seconds to wait for open ``active`` blocks; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
 
     Returns:
@@ -174,7 +181,7 @@ def refill(
         tags: one region, several, or None for all evicted memory.
         bytes: refill at least this many bytes.
         wait: return once the refill is complete. Otherwise return at once: ``glake.wait`` or ``glake.active`` then wait for a region.
-        verify: compare digests; None: as configured.
+        verify: compare digests, and fill bytes that were not copied with 0xab; None: as configured (``tiers.verify``, on), without the fill.
         timeout: seconds to wait; None: no timeout. After it, the refill continues in the background.
 
     Raises:
@@ -187,8 +194,8 @@ def refill(
 
 
 def wait(tag: str, stream: Stream = None) -> None:
-    """Makes later work of a stream wait for a region that is being refilled: returns as soon as its copies are enqueued, and the stream
-    waits for them. Evicted memory is refilled first.
+    """Makes later work of a stream wait for a region that is being refilled. With ``tiers.verify`` (the default) it returns once the bytes
+    have arrived and were compared; else as soon as the copies are enqueued, and the stream waits for them. Evicted memory is refilled first.
 
     Args:
         tag: the region.

@@ -247,6 +247,7 @@ bindings! {
     call pool_trim(device: i32, id: (u64, u64)) = glake_pool_trim(device, id.0, id.1);
 
     call region_define(tag: String, policy: u32, host_copy: u32) = glake_region_define(tag, policy, host_copy);
+    call region_release(tag: String) = glake_region_release(tag);
     call region_push(tag: String) = glake_region_push(tag);
     call region_pop() = glake_region_pop();
     #[pyo3(signature = (tag, strict=false))]

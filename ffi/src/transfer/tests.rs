@@ -398,3 +398,32 @@ fn default_streams_are_those_of_the_device_that_is_named() {
     assert!(device(5 * GLAKE_COPY_DEVICE).is_err());
     assert_eq!(device(0).unwrap(), DeviceId(0), "said for one call");
 }
+
+/// A copy that the driver refuses because it leaves its block names the block and both sizes, at both ends, with relays and without.
+#[test]
+fn a_refused_copy_names_the_block_that_it_leaves() {
+    let fixture = Fixture::new("");
+    let process = &fixture.process;
+    let block = process.malloc(0, Bytes::mib(4), Stream(0)).unwrap();
+    let inside = Address(block.0 + (1 << 20));
+    let size = Bytes::mib(512);
+    let mut memory = vec![0_u8; 512 << 20];
+    let host = Address(memory.as_mut_ptr() as u64);
+    for flags in [0, GLAKE_COPY_BLOCKING, GLAKE_COPY_DIRECT] {
+        let asked = super::parse_flags(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
+        for request in
+            [CopyRequest { to: block, from: host, size }, CopyRequest { to: host, from: inside, size }]
+        {
+            let requests = [request];
+            // SAFETY: the host memory lives as long, nothing else touches it, and the driver refuses the other end.
+            let copied = process.copies().copy(unsafe { Lent::new(&requests) }, CallForm::One, &asked);
+            let error = copied.unwrap_err();
+            let (text, failure) = (error.to_string(), Failure::from(error));
+            let (asked, own) =
+                (format!("a copy of {size} at 0x"), format!("which has {} at {block}", Bytes::mib(4)));
+            assert!(text.starts_with(&asked) && text.contains(&own), "{text}");
+            assert_eq!(failure.status, glake_abi::GLAKE_DRIVER, "{text}");
+        }
+    }
+    process.free(block).unwrap();
+}

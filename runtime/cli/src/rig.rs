@@ -22,8 +22,8 @@ use glake_runtime::pool;
 use glake_sim::pattern::{fill, matching};
 use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_tiers::{
-    Block, GpuPool, HostError, HostOptions, HostPool, NoWait, PoolError, PoolOptions, Refilled, Region,
-    RegionError, Shrunk, Store, TransferContext, nodes_of,
+    AvailableMemory, Block, GpuPool, HostError, HostOptions, HostPool, NoWait, PoolError, PoolOptions,
+    Refilled, Region, RegionError, Shrunk, Store, TransferContext, nodes_of,
 };
 use glake_transfer::{Engine, EngineOptions, TransferError};
 use glake_units::Bytes;
@@ -66,6 +66,17 @@ pub enum RigError {
         /// Number of GPUs present.
         count: u32,
     },
+    /// The host lacks memory for the bytes of simulated GPUs.
+    #[error(
+        "simulated GPUs keep their bytes in this machine's memory: {asked} were asked for with their copies, and {available} are available \
+         to this process and its control group; ask for fewer bytes, or free memory"
+    )]
+    NoHostMemory {
+        /// Size of the memory on GPUs and of its copies in host memory.
+        asked: Bytes,
+        /// Memory that this process can still use.
+        available: Bytes,
+    },
     /// More paths requested than GPUs present.
     #[error(
         "--paths {paths}: {count} GPUs are here, so ask for 1 to {count}, or leave --paths out for all of them"
@@ -86,6 +97,20 @@ pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), R
     match paths {
         _ if target >= count => Err(RigError::NoSuchGpu { device: target, count }),
         Some(paths) if paths > count => Err(RigError::TooManyPaths { paths, count }),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that this machine has memory for `asked` bytes on GPUs and in their copies, if the GPUs are simulated. Their memory is made without
+/// pages, so that only a check in advance keeps the operating system from killing a process.
+///
+/// # Errors
+/// [`RigError::NoHostMemory`].
+pub(crate) fn check_host_memory(backend: &Backend, asked: Bytes) -> Result<(), RigError> {
+    match (backend, AvailableMemory::of_host().least()) {
+        (Backend::Sim { .. }, Some(available)) if asked > available => {
+            Err(RigError::NoHostMemory { asked, available })
+        }
         _ => Ok(()),
     }
 }

@@ -129,8 +129,9 @@ knobs! {
         files: Option<PathBuf> = None, FOLDER, absent "nothing goes to files" as "";
         /// Whether bytes are hashed on the GPU before eviction and compared after the refill.
         ///
-        /// Use it to find out whether bytes are corrupted on the way.
-        verify: bool = false, SWITCH;
+        /// If they differ, the refill fails, and the error names the region, its extent and the blocks. An eviction and a refill take 0.1 to
+        /// 0.4 % longer. `glake.wait` waits until the bytes were compared. Switch it off if its stream has to wait on the GPU instead.
+        verify: bool = true, SWITCH;
         /// Full size of a region's extent, for regions of 4 GiB or more.
         ///
         /// A smaller region grows by a smaller unit in proportion to its size. Lower it if parts of blocks are decommitted. A larger size

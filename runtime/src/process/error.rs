@@ -19,7 +19,8 @@ use crate::share::ShareError;
 pub enum ProcessError {
     /// No CUDA driver was found. A program's memory is simulated only on request.
     #[error(
-        "no CUDA driver: {library} {found}; install the NVIDIA driver, or choose the simulator with GLAKE_DEVICE=sim"
+        "no CUDA driver: {library} {found}; torch programs need a GPU and the NVIDIA driver; without a GPU, glake demo, glake replay and glake \
+         bench run on simulated ones, and so do programs that call gmlake.h, with GLAKE_DEVICE=sim"
     )]
     NoDriver {
         /// Library that was searched for.
@@ -39,6 +40,26 @@ pub enum ProcessError {
     /// Error of the CUDA driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The driver refused a copy that leaves the block in which it begins.
+    #[error(
+        "a copy of {asked} at {at} leaves its block, which has {size} at {block} of {device}: copy no more than lies behind {at} in the \
+         block ({source})"
+    )]
+    LeavesBlock {
+        /// Device of the block.
+        device: DeviceId,
+        /// Address of the block.
+        block: Address,
+        /// Size of the block.
+        size: Bytes,
+        /// Start of the copied range.
+        at: Address,
+        /// Size of the copied range.
+        asked: Bytes,
+        /// Error of the driver.
+        #[source]
+        source: DriverError,
+    },
     /// The device does not exist.
     #[error("device {device} does not exist: {count} are here, counted from 0")]
     NoSuchDevice {

@@ -32,7 +32,7 @@ fn the_simulator_is_never_taken_unasked() {
     let config = Sources::default().load().unwrap();
     if let Err(error) = Process::start(config) {
         let text = error.to_string();
-        assert!(text.starts_with("no CUDA driver: ") && text.ends_with("GLAKE_DEVICE=sim"), "{text}");
+        assert!(text.starts_with("no CUDA driver: ") && text.contains("torch programs need a GPU"), "{text}");
     }
 }
 

@@ -69,11 +69,11 @@ impl Weights {
     }
 
     fn shrink(&self, to: &Store, mover: &dyn Mover) -> Result<Shrunk, RegionError> {
-        self.region.shrink(Bytes::MAX, to, TransferContext { mover, checks: None })
+        self.region.shrink(Bytes::MAX, to, TransferContext { mover, checks: None, fill: false })
     }
 
     fn refill(&self, mover: &dyn Mover) -> Result<Refilled, RegionError> {
-        self.region.refill(Bytes::MAX, TransferContext { mover, checks: None }, &NoWait)
+        self.region.refill(Bytes::MAX, TransferContext { mover, checks: None, fill: false }, &NoWait)
     }
 
     fn assert_bytes(&self) {
@@ -329,7 +329,7 @@ fn four_links_take_a_region_out_and_bring_it_back() {
     let on = PoolStream::of(&*fixture.server.driver, GPU, Stream::LEGACY).unwrap();
     let blocks: Vec<Block> = (0..8).map(|_| region.malloc(size, on).unwrap()).collect();
     let link = Duration::from_secs_f64(all.get() as f64 / 55.5e9);
-    let context = TransferContext { mover: &fixture.mover, checks: None };
+    let context = TransferContext { mover: &fixture.mover, checks: None, fill: false };
     let timed = |work: &dyn Fn() -> Bytes| {
         let start = fixture.server.sim.now();
         assert_eq!(work(), all);

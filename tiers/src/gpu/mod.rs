@@ -47,6 +47,7 @@ use growth::Growth;
 use peer::PeerBlocks;
 use reach::Reach;
 use records::ExtentRecords;
+use rustc_hash::FxHashSet;
 
 pub(crate) use block_range::BlockRange;
 pub use blocks::Block;
@@ -384,6 +385,24 @@ impl GpuPool {
         blocks.into_iter().map(|block| LiveBlock::of(&self.core, block)).collect()
     }
 
+    /// Returns the domains with live blocks. Walks all live blocks.
+    pub fn live_domains(&self) -> FxHashSet<DomainId> {
+        self.core.lock().blocks().domains()
+    }
+
+    /// Returns the live blocks with bytes in an extent, in address order.
+    pub(crate) fn blocks_in(&self, extent: glake_stitch::ExtentId) -> Vec<LiveBlock> {
+        let core = self.core.lock();
+        let blocks = core.blocks();
+        let (_, domain) = core.extents().size_and_domain(extent);
+        let is_in = |block: &glake_stitch::LiveBlock| {
+            let home = blocks.home_of(block.offset).unwrap_or_default();
+            home.into_iter().any(|part| core.extents().touching(part).iter().any(|(of, _)| *of == extent))
+        };
+        let found = blocks.of(domain).into_iter().filter(is_in);
+        found.map(|block| LiveBlock::of(&self.core, block)).collect()
+    }
+
     /// Copies bytes of a block to the host and waits for completion. The caller orders the copy after the work that wrote the bytes.
     ///
     /// # Errors
@@ -404,12 +423,12 @@ impl GpuPool {
         written.map_err(|error| self.core.failed(error))
     }
 
-    /// Returns all statistics; walks the free pieces.
+    /// Returns all statistics ([`Allocator::stats`]).
     pub fn stats(&self) -> Stats {
-        self.core.lock().report().stats()
+        self.core.lock().stats()
     }
 
-    /// Returns the counters, without walking any list.
+    /// Returns the counters alone.
     pub fn counters(&self) -> Counters {
         self.core.lock().counters()
     }

@@ -138,7 +138,9 @@ impl HostPool {
         let room = self.options.budget.room();
         let needed = size.align_up(HUGE_PAGE).filter(|needed| *needed <= room);
         let needed = needed.ok_or_else(|| self.over_budget(size))?;
-        let arena = self.options.arena.align_up(HUGE_PAGE).filter(|arena| *arena <= room).unwrap_or(needed);
+        // At most as much as is pinned already: little use costs little memory, and much use few registrations.
+        let arena = self.options.arena.min(self.core.lock().statistics.pinned).align_up(HUGE_PAGE);
+        let arena = arena.filter(|arena| *arena <= room).unwrap_or(needed);
         self.pin(&[arena.max(needed)], || true)?;
         // Another thread may have taken part of it meanwhile, as with any free memory.
         let hit = self.hit(size)?;
@@ -226,10 +228,14 @@ impl ExpectedPinning<'_> {
     }
 }
 
-/// Returns the sizes of arenas for blocks taken in this order, in addition to the free memory. A block lies in one arena.
+/// Returns the sizes of arenas for blocks taken in this order, in addition to the free memory. A block lies in one arena. The last arena is
+/// no larger than its blocks.
 fn arenas(blocks: &[Bytes], free: Bytes, arena: Bytes, room: Bytes) -> Vec<Bytes> {
     let (mut free, mut room, mut left) = (free, room, Bytes::ZERO);
     let mut found = Vec::new();
+    let mut wanted = blocks.iter().fold(Bytes::ZERO, |sum, block| {
+        sum.saturating_add((*block).max(PAGE).align_up(PAGE).unwrap_or(*block))
+    });
     for block in blocks {
         let Some(block) = (*block).max(PAGE).align_up(PAGE) else { break };
         if let Some(rest) = free.checked_sub(block) {
@@ -237,12 +243,13 @@ fn arenas(blocks: &[Bytes], free: Bytes, arena: Bytes, room: Bytes) -> Vec<Bytes
         } else if let Some(rest) = left.checked_sub(block) {
             left = rest;
         } else {
-            let size = arena.max(block).align_up(HUGE_PAGE).filter(|size| *size <= room);
+            let size = arena.min(wanted).max(block).align_up(HUGE_PAGE).filter(|size| *size <= room);
             let Some(size) = size.or(block.align_up(HUGE_PAGE)).filter(|size| *size <= room) else { break };
             found.push(size);
             room = room.saturating_sub(size);
             left = size.saturating_sub(block);
         }
+        wanted = wanted.saturating_sub(block);
     }
     found
 }
@@ -389,9 +396,10 @@ mod expect_tests {
     fn blocks_lie_in_one_arena_each() {
         assert_eq!(of(&[], 0, 4096), []);
         assert_eq!(of(&[128; 4], 0, 4096), [256, 256]);
-        assert_eq!(of(&[100; 4], 0, 4096), [256, 256]);
-        assert_eq!(of(&[200; 3], 0, 4096), [256; 3]);
-        assert_eq!(of(&[300, 20], 0, 4096), [300, 256]);
+        assert_eq!(of(&[100; 4], 0, 4096), [256, 200]);
+        assert_eq!(of(&[200; 3], 0, 4096), [256, 256, 200]);
+        assert_eq!(of(&[300, 20], 0, 4096), [300, 20]);
+        assert_eq!(of(&[8], 0, 4096), [8]);
     }
 
     #[test]

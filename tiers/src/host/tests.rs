@@ -108,7 +108,7 @@ fn memory_is_pinned_once() {
         assert_eq!(fixture.pool.statistics().in_use, Bytes::mib(8));
         drop(blocks);
     }
-    assert_eq!((fixture.pins(), fixture.pool.statistics().pins), (2, 2));
+    assert_eq!((fixture.pins(), fixture.pool.statistics().pins), (3, 3));
     let larger = fixture.take(Bytes::mib(6));
     assert_eq!(fixture.pool.statistics().pinned, Bytes::mib(14));
     drop(larger);
@@ -117,6 +117,23 @@ fn memory_is_pinned_once() {
     assert_eq!(fixture.pool.trim(Bytes::ZERO), Bytes::mib(14).saturating_sub(went));
     assert_eq!(fixture.pool.statistics().pinned, Bytes::ZERO);
     assert!(fixture.pool.statistics().pinning > Duration::ZERO);
+    fixture.end();
+}
+
+/// The first use pins no more than it needs, and later ones at most as much as is pinned.
+#[test]
+fn little_use_pins_little() {
+    let fixture = fixture(Bytes::MAX);
+    let pinned = || fixture.pool.statistics().pinned;
+    let first = fixture.take(ONE);
+    assert_eq!(pinned(), Bytes::mib(2));
+    let second = fixture.take(Bytes::mib(2));
+    assert_eq!(pinned(), Bytes::mib(4));
+    let third = fixture.take(ONE);
+    assert_eq!(pinned(), Bytes::mib(4), "the rest of the first arena");
+    let fourth = fixture.take(ONE);
+    assert_eq!(pinned(), Bytes::mib(8), "a whole arena");
+    drop((first, second, third, fourth));
     fixture.end();
 }
 
@@ -212,6 +229,7 @@ fn joined_memory_waits_for_all_of_it() {
         let fixture = fixture(ARENA);
         let driver: Arc<dyn Driver> = fixture.recorder.clone();
         let stream = OwnedStream::new(&driver, GPU).unwrap();
+        fixture.pool.prepare(ARENA).unwrap();
         let mut halves = vec![fixture.take(Bytes::mib(2)), fixture.take(Bytes::mib(2))];
         let begin = fixture.sim.now();
         let slow = halves.remove(busy);

@@ -49,8 +49,9 @@ pub enum RegionError {
     },
     /// Refilled bytes differ from the evicted ones. The extent stays interrupted, with its copy; all others were refilled.
     #[error(
-        "{device}: {size} of region '{tag}' at {address} came back from {place} damaged{}; load these bytes from their source again{}",
+        "{device}: {size} of region '{tag}' at {address} came back from {place} damaged{}; in {}; load these bytes from their source again{}",
         because(.source),
+        list(.blocks),
         what_else(.place)
     )]
     Damaged {
@@ -64,6 +65,8 @@ pub enum RegionError {
         size: Bytes,
         /// Location of the copy.
         place: Place,
+        /// Addresses and sizes of the live blocks with bytes in the extent.
+        blocks: Vec<(Address, Bytes)>,
         /// Defect found in a file; `None`: the digest differs.
         #[source]
         source: Option<FileError>,
@@ -168,6 +171,19 @@ pub enum RegionError {
 
 fn because(source: &Option<FileError>) -> String {
     source.as_ref().map_or_else(String::new, |source| format!(" ({source})"))
+}
+
+/// Lists the first blocks, and counts the others.
+fn list(blocks: &[(Address, Bytes)]) -> String {
+    const NAMED: usize = 8;
+    let named = blocks.iter().take(NAMED).map(|(address, size)| format!("{size} at {address}"));
+    let named = named.collect::<Vec<_>>().join(", ");
+    match blocks.len() {
+        0 => "no live block".to_owned(),
+        1 => format!("the block of {named}"),
+        count if count <= NAMED => format!("the blocks of {named}"),
+        count => format!("the blocks of {named}, and {} more", count - NAMED),
+    }
 }
 
 /// Returns further advice for damaged bytes; for files none, because their pages are always checked.

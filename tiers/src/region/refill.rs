@@ -22,7 +22,7 @@ use crate::gpu::BlockRange;
 use crate::store::{ExtentTransfer, RefillCopy, Return};
 use crate::{Place, PoolError, Residency, TransferContext};
 
-/// Fill byte for bytes without a copy, if checks are enabled.
+/// Fill byte for bytes without a copy, if the caller asks for it.
 pub(super) const POISON: u8 = 0xab;
 
 /// Extent whose bytes are being copied back.
@@ -209,9 +209,9 @@ impl Region {
 }
 
 impl Region {
-    /// Fills bytes without a copy with [`POISON`] if checks are enabled, so that a program that relies on them fails visibly.
+    /// Fills bytes without a copy with [`POISON`] if the caller asks for it, so that a program that relies on them fails visibly.
     fn poison(&self, extent: ExtentId, transfer: &ExtentTransfer<'_>) -> Result<()> {
-        if !transfer.is_checked() || self.options.policy == Policy::Discard {
+        if !transfer.fills_undefined() || self.options.policy == Policy::Discard {
             return Ok(());
         }
         let undefined = self.pool.records().undefined(extent);

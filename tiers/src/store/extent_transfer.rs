@@ -209,9 +209,9 @@ impl<'a> ExtentTransfer<'a> {
         self.ring.lock().is_none()
     }
 
-    /// Returns whether bytes are verified when they are copied back.
-    pub(crate) fn is_checked(&self) -> bool {
-        self.context.checks.is_some()
+    /// Returns whether bytes without a copy are filled after a refill.
+    pub(crate) fn fills_undefined(&self) -> bool {
+        self.context.fill
     }
 
     /// Releases the memory of dropped peer copies to their drivers, without waiting.
@@ -273,7 +273,9 @@ impl<'a> ExtentTransfer<'a> {
     fn damaged(&self, view: ExtentView, place: Place, source: Option<FileError>) -> RegionError {
         let address: Address = self.pool.core().address(view.offset);
         let (device, tag) = (self.pool.device(), self.tag.to_owned());
-        RegionError::Damaged { device, tag, address, size: view.size, place, source }
+        let blocks = self.pool.blocks_in(view.extent);
+        let blocks = blocks.iter().map(|block| (block.address, block.size)).collect();
+        RegionError::Damaged { device, tag, address, size: view.size, place, blocks, source }
     }
 
     fn unread(&self, view: ExtentView, source: FileError) -> RegionError {

@@ -70,6 +70,8 @@ pub struct TransferContext<'a> {
     /// Digests on the region's own GPU; `None` disables checks. An eviction takes a digest of each extent's bytes and keeps it with the
     /// copy; a refill compares the bytes with it. A copy without a digest is not verified.
     pub checks: Option<&'a Digests>,
+    /// Whether a refill fills bytes without a copy, so that a program that relies on them fails visibly.
+    pub fill: bool,
 }
 
 impl Store {

@@ -29,7 +29,7 @@ use crate::piece::Live;
 use crate::plan::{Grant, Outcome, Plan, Request};
 use crate::plans::{Answer, Draft, Miss, Plans, Trim};
 use crate::settings::Settings;
-use crate::stats::Counters;
+use crate::stats::{Counters, Stats};
 use crate::view::{Audit, Blocks, Broken, Claim, ExtentViews, Largest, Report, Restored};
 
 /// Start of the alias addresses, as a multiple of the device's memory; home and the slabs lie below.
@@ -412,7 +412,14 @@ impl Allocator {
         self.heap.home.extents.take_emptied()
     }
 
-    /// Returns a view of the whole allocator: statistics and segments.
+    /// Returns all statistics. They are kept as memory changes; only free pieces in lists that changed since the last call are visited.
+    pub fn stats(&mut self) -> Stats {
+        let passed = self.heap.points.passed();
+        let free = self.heap.home.free_sums(passed);
+        self.heap.tallies.stats(self.heap.free_bytes(), &free)
+    }
+
+    /// Returns a view of the whole allocator: segments and free ranges.
     pub fn report(&self) -> Report<'_> {
         Report { heap: &self.heap, aliases: &self.aliases }
     }
@@ -440,12 +447,12 @@ impl Allocator {
         Largest { heap: &self.heap, settings: &self.settings, device_free }.of(domain)
     }
 
-    /// Returns the reserved physical memory; cheaper than [`Report::stats`], which walks the free pieces.
+    /// Returns the reserved physical memory; cheaper than [`Allocator::stats`].
     pub fn reserved_bytes(&self) -> Bytes {
         Bytes::new(self.heap.tallies.reserved())
     }
 
-    /// Returns the counters; cheaper than [`Report::stats`].
+    /// Returns the counters; cheaper than [`Allocator::stats`].
     pub fn counters(&self) -> Counters {
         self.heap.tallies.counters
     }

@@ -75,14 +75,22 @@ fn key(size: u64, start: u64) -> u64 {
 
 impl Bins {
     pub(crate) fn new() -> Self {
-        // Capacity for all bins: it costs addresses, and memory only once touched, and no hit ever reallocates.
         Bins {
-            bins: Vec::with_capacity(BINS),
-            used: vec![UNUSED; BINS],
+            bins: Vec::new(),
+            used: Vec::new(),
             rooms: Rooms::default(),
             occupied: [0; WORDS],
             words: 0,
             len: 0,
+        }
+    }
+
+    /// Makes the tables if there are none, so that no later call does. A list that stays empty has none.
+    pub(crate) fn open(&mut self) {
+        if self.used.is_empty() {
+            // Capacity for all bins: it costs addresses, and memory only once touched, and no hit ever reallocates.
+            self.bins.reserve_exact(BINS);
+            self.used.resize(BINS, UNUSED);
         }
     }
 
@@ -105,7 +113,7 @@ impl Bins {
     #[inline]
     pub(crate) fn insert(&mut self, size: u64, start: u64, piece: PieceId) {
         let bin = bin_of(size / QUANTUM);
-        let mut slot = self.used[bin];
+        let mut slot = self.used.get(bin).copied().unwrap_or(UNUSED);
         if slot == UNUSED {
             slot = self.first_use(bin);
         }
@@ -118,6 +126,7 @@ impl Bins {
     #[cold]
     #[inline(never)]
     fn first_use(&mut self, bin: usize) -> u16 {
+        self.open();
         #[allow(clippy::cast_possible_truncation)] // there are fewer than 2^16
         let slot = self.bins.len() as u16;
         self.bins.push(Bin::new());
@@ -184,8 +193,9 @@ impl Bins {
 
     /// Iterates over the pieces, smallest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = PieceId> + '_ {
-        let used = self.used.iter().filter(|&&slot| slot != UNUSED);
-        used.flat_map(|&slot| self.bins[usize::from(slot)].sorted())
+        let next = |bin: &usize| self.next_occupied(bin + 1);
+        let occupied = std::iter::successors(self.next_occupied(0), next);
+        occupied.flat_map(|bin| self.bins[usize::from(self.used[bin])].sorted())
     }
 
     /// Iterates over the pieces in no particular order.

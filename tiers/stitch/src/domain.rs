@@ -169,7 +169,12 @@ impl Domain {
             small: list(Class::Small),
             held,
         };
+        for list in [own.large, own.slabs, own.small] {
+            lists[list].bins.open();
+        }
         self.streams.push(own);
+        // Whether free bytes wait for a stream depends on whether there are several.
+        self.lists().for_each(|list| lists.mark(list));
         if self.streams.len() > 1 && self.options.lend {
             for own in self.streams.iter().flat_map(|own| [own.large, own.slabs]) {
                 lists[own].keep_ages(pieces);

@@ -71,6 +71,8 @@ pub(crate) struct Extents {
     granules: Vec<u32>,
     /// Number of extents that are not resident; while it is 0, a free skips the checks for evicted memory.
     not_resident: usize,
+    /// Bytes in live blocks of evicted extents.
+    live_evicted: u64,
     /// Extents that are not resident and whose last live block was freed.
     emptied: Vec<ExtentId>,
 }
@@ -96,6 +98,7 @@ impl Extents {
             extents: Slab::new(),
             granules: Vec::new(),
             not_resident: 0,
+            live_evicted: 0,
             emptied: Vec::new(),
         }
     }
@@ -127,6 +130,7 @@ impl Extents {
         let range = self.granules_of(&extent);
         self.granules[range].fill(0);
         self.not_resident -= usize::from(extent.state != ExtentState::Resident);
+        self.live_evicted -= if extent.state == ExtentState::Evicted { extent.live } else { 0 };
         extent
     }
 
@@ -135,6 +139,8 @@ impl Extents {
         let before = std::mem::replace(&mut self[id].state, state);
         let apart = |state: ExtentState| usize::from(state != ExtentState::Resident);
         self.not_resident = self.not_resident + apart(state) - apart(before);
+        let live = |state: ExtentState| if state == ExtentState::Evicted { self[id].live } else { 0 };
+        self.live_evicted = self.live_evicted + live(state) - live(before);
     }
 
     /// Returns the residency of an extent; `None`: no such extent.
@@ -190,7 +196,9 @@ impl Extents {
     pub(crate) fn freed_apart(&mut self, id: ExtentId, bytes: u64, keeps_all: bool) {
         let extent = &mut self[id];
         extent.live -= bytes;
-        if extent.live == 0 && !keeps_all {
+        let (is_evicted, is_empty) = (extent.state == ExtentState::Evicted, extent.live == 0);
+        self.live_evicted -= if is_evicted { bytes } else { 0 };
+        if is_empty && !keeps_all {
             self.emptied.push(id);
         }
     }
@@ -217,11 +225,7 @@ impl Extents {
 
     /// Returns the bytes in live blocks of evicted extents.
     pub(crate) fn live_evicted(&self) -> u64 {
-        if self.not_resident == 0 {
-            return 0;
-        }
-        let evicted = self.iter().filter(|(_, extent)| extent.state == ExtentState::Evicted);
-        evicted.map(|(_, extent)| extent.live).sum()
+        self.live_evicted
     }
 
     /// Returns the extent at a mapped home address.

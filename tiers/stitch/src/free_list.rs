@@ -15,6 +15,7 @@ use crate::bins::Bins;
 use crate::ids::{DomainId, FreeListId, Move, PieceId, PointNumber, StreamKey};
 use crate::piece::Pieces;
 use crate::room;
+use crate::stats::Inactive;
 
 /// Ratio of notes to pieces above which the notes are rebuilt; seldom enough to cost a free next to nothing.
 const VOID_TIMES: usize = 4;
@@ -60,6 +61,36 @@ pub(crate) struct FreeList {
     /// List of the stream's held pieces, for its large pieces and slabs.
     pub(crate) held: FreeListId,
     ages: Option<VecDeque<Age>>,
+    /// Figures of the pieces when they were last added up.
+    sums: FreeSums,
+}
+
+/// Figures of free pieces for the statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FreeSums {
+    /// Ranges of the small pool in partly free extents.
+    pub(crate) inactive_small: Inactive,
+    /// Ranges of the large pool in partly free extents.
+    pub(crate) inactive_large: Inactive,
+    /// Bytes pending on a stream of a domain with several.
+    pub(crate) stream: u64,
+    /// Other bytes in whole extents.
+    pub(crate) soft: u64,
+}
+
+impl FreeSums {
+    /// Replaces a part of the sums by another.
+    pub(crate) fn replace(&mut self, before: &FreeSums, after: &FreeSums) {
+        for (sum, before, after) in [
+            (&mut self.inactive_small, before.inactive_small, after.inactive_small),
+            (&mut self.inactive_large, before.inactive_large, after.inactive_large),
+        ] {
+            sum.ranges = sum.ranges + after.ranges - before.ranges;
+            sum.bytes = sum.bytes.saturating_add(after.bytes).saturating_sub(before.bytes);
+        }
+        self.stream = self.stream + after.stream - before.stream;
+        self.soft = self.soft + after.soft - before.soft;
+    }
 }
 
 /// Note that a piece entered the free list with a completion point; void once the piece has left or entered again.
@@ -73,7 +104,8 @@ impl FreeList {
     pub(crate) fn new(domain: DomainId, class: Class, owner: Owner) -> Self {
         let ages = matches!(owner, Owner::Nobody | Owner::Held(_)).then(VecDeque::new);
         let (edge, held) = (Move(0), FreeListId::NONE);
-        FreeList { domain, class, owner, edge, bins: Bins::new(), bytes: 0, held, ages }
+        let sums = FreeSums::default();
+        FreeList { domain, class, owner, edge, bins: Bins::new(), bytes: 0, held, ages, sums }
     }
 
     /// Creates the free list of a stream; `held` is the list of its held pieces.
@@ -171,6 +203,11 @@ impl FreeList {
         None
     }
 
+    /// Returns the figures of the pieces when they were last added up.
+    pub(crate) fn sums(&self) -> &FreeSums {
+        &self.sums
+    }
+
     /// Returns the oldest completion point that has not passed.
     pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: PointNumber) -> Option<PointNumber> {
         self.bins.unsorted().map(|id| pieces[id].point).filter(|&point| point > passed).min()
@@ -178,48 +215,118 @@ impl FreeList {
 }
 
 /// Free lists of a device.
+///
+/// A list that was borrowed for a change is marked and queued. [`FreeLists::make_room`] and [`FreeLists::sums`] visit the queued lists only,
+/// because there may be thousands of lists.
 #[derive(Debug, Default)]
-pub(crate) struct FreeLists(Slab<FreeList>);
+pub(crate) struct FreeLists {
+    lists: Slab<FreeList>,
+    /// Queues that contain each list, as bits.
+    marks: Vec<u8>,
+    /// Lists that may need room.
+    narrow: Vec<FreeListId>,
+    /// Lists whose figures may be out of date.
+    changed: Vec<FreeListId>,
+    /// Sum of the lists' figures.
+    sums: FreeSums,
+}
+
+const NARROW: u8 = 1;
+const CHANGED: u8 = 2;
 
 impl Index<FreeListId> for FreeLists {
     type Output = FreeList;
 
     #[inline]
     fn index(&self, id: FreeListId) -> &FreeList {
-        &self.0[id.index()]
+        &self.lists[id.index()]
     }
 }
 
 impl IndexMut<FreeListId> for FreeLists {
     #[inline]
     fn index_mut(&mut self, id: FreeListId) -> &mut FreeList {
-        &mut self.0[id.index()]
+        if self.marks[id.index()] != NARROW | CHANGED {
+            self.mark(id);
+        }
+        &mut self.lists[id.index()]
     }
 }
 
 impl FreeLists {
     /// Adds an empty free list.
     pub(crate) fn add(&mut self, list: FreeList) -> FreeListId {
-        FreeListId::at(self.0.insert(list))
+        let id = FreeListId::at(self.lists.insert(list));
+        if self.marks.len() <= id.index() {
+            self.marks.resize(id.index() + 1, 0);
+            // Each list is queued once at most, so that marking a list never allocates.
+            for queue in [&mut self.narrow, &mut self.changed] {
+                queue.reserve(self.marks.len() - queue.len());
+            }
+        }
+        self.mark(id);
+        id
+    }
+
+    /// Queues a list: its pieces, or the streams or points that its figures depend on, may have changed.
+    #[cold]
+    pub(crate) fn mark(&mut self, id: FreeListId) {
+        let marks = &mut self.marks[id.index()];
+        if *marks & NARROW == 0 {
+            self.narrow.push(id);
+        }
+        if *marks & CHANGED == 0 {
+            self.changed.push(id);
+        }
+        *marks = NARROW | CHANGED;
     }
 
     /// Removes a free list, which must be empty.
     pub(crate) fn forget(&mut self, id: FreeListId) {
-        self.0.remove(id.index());
+        let list = self.lists.remove(id.index());
+        self.sums.replace(&list.sums, &FreeSums::default());
     }
 
     /// Returns a free list that may have been removed.
     pub(crate) fn get(&self, id: FreeListId) -> Option<&FreeList> {
-        self.0.get(id.index())
+        self.lists.get(id.index())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (FreeListId, &FreeList)> {
-        self.0.iter().map(|(index, list)| (FreeListId::at(index), list))
+        self.lists.iter().map(|(index, list)| (FreeListId::at(index), list))
     }
 
-    /// Calls [`FreeList::make_room`] for each list.
+    /// Calls [`FreeList::make_room`] for each list that changed since the last call.
     pub(crate) fn make_room(&mut self) {
-        self.0.iter_mut().for_each(|(_, list)| list.make_room());
+        for id in self.narrow.drain(..) {
+            self.marks[id.index()] &= !NARROW;
+            if let Some(list) = self.lists.get_mut(id.index()) {
+                list.make_room();
+            }
+        }
+    }
+
+    /// Returns the figures of all free pieces. Calls `sums_of` for each list that changed since the last call; if it returns true, the
+    /// figures change with the next completion point.
+    pub(crate) fn sums(&mut self, sums_of: impl Fn(&FreeList) -> (FreeSums, bool)) -> FreeSums {
+        let (lists, marks, sums) = (&mut self.lists, &mut self.marks, &mut self.sums);
+        self.changed.retain(|&id| {
+            let mut changes = false;
+            if let Some(list) = lists.get_mut(id.index()) {
+                let (now, pending) = sums_of(list);
+                sums.replace(&list.sums, &now);
+                list.sums = now;
+                changes = pending;
+            }
+            marks[id.index()] &= if changes { !0 } else { !CHANGED };
+            changes
+        });
+        *sums
+    }
+
+    /// Returns the kept figures, and whether those of a list may be out of date.
+    pub(crate) fn kept(&self) -> (FreeSums, impl Fn(FreeListId) -> bool) {
+        (self.sums, |id: FreeListId| self.marks[id.index()] & CHANGED != 0)
     }
 
     /// Puts a free piece into the list that it names.

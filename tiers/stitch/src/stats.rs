@@ -4,6 +4,8 @@
 use glake_units::Bytes;
 use serde::Serialize;
 
+use crate::free_list::FreeSums;
+
 /// A gauge with its peak and its totals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Gauge {
@@ -380,7 +382,9 @@ impl Tallies {
         }
     }
 
-    pub(crate) fn stats(&self, waste: Waste, [inactive_small, inactive_large]: [Inactive; 2]) -> Stats {
+    /// Returns all statistics; `free_bytes` is the size of the reserved memory that no block uses, and `free` has the figures of its pieces.
+    pub(crate) fn stats(&self, free_bytes: u64, free: &FreeSums) -> Stats {
+        let hard = free_bytes.saturating_sub(free.soft + free.stream);
         Stats {
             all: self.all().gauges(),
             small_pool: self.small.gauges(),
@@ -389,9 +393,13 @@ impl Tallies {
             mappings: self.mappings,
             alias_bytes: self.alias_bytes,
             idle_alias_bytes: self.idle_alias_bytes,
-            waste,
-            inactive_small,
-            inactive_large,
+            waste: Waste {
+                hard: Bytes::new(hard),
+                soft: Bytes::new(free.soft),
+                stream: Bytes::new(free.stream),
+            },
+            inactive_small: free.inactive_small,
+            inactive_large: free.inactive_large,
         }
     }
 
@@ -478,7 +486,7 @@ mod tally_tests {
                     _ => {}
                 }
             }
-            let stats = tallies.stats(Waste::default(), Default::default());
+            let stats = tallies.stats(0, &FreeSums::default());
             for (pool, model) in [stats.all, stats.small_pool, stats.large_pool].into_iter().zip(model.0) {
                 prop_assert_eq!(gauges(pool), model);
             }

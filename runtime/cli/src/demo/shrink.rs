@@ -226,7 +226,7 @@ impl Setup {
     }
 
     fn transfer_context(&self) -> TransferContext<'_> {
-        TransferContext { mover: &self.mover, checks: None }
+        TransferContext { mover: &self.mover, checks: None, fill: false }
     }
 
     /// Another pool of the same GPU uses memory and gives it back.

@@ -367,3 +367,23 @@ fn a_machine_without_a_gpu_is_a_problem() {
     let (code, error) = refused(&["doctor", "--device", "sim:h300"]);
     assert!(code == 2 && error.contains("does not exist"), "{error}");
 }
+
+/// Bytes that the machine cannot hold are refused before any is touched: simulated GPUs keep theirs in its memory.
+#[test]
+fn simulated_gpus_take_no_more_memory_than_the_machine_has() {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    let all = format!("{}KiB", line.trim().strip_suffix(" kB").unwrap());
+    let (shrink, copy) = (["shrink", "--bytes", &all], ["copy", "--memory", "pageable", "--sizes", &all]);
+    for arguments in [&shrink[..], &copy] {
+        let output = ran(&[&["bench"], arguments, &["--device", "sim", "--paths", "1"]].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(
+            error.contains("were asked for")
+                && error.contains("are available")
+                && error.contains("ask for fewer"),
+            "{error}"
+        );
+    }
+}

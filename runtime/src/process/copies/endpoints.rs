@@ -16,15 +16,15 @@ use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, LentCopy, Side};
 use glake_device::{Address, CopyDevices, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
-use glake_tiers::GpuPool;
-use glake_transfer::Benefit;
+use glake_tiers::{GpuPool, LiveBlock};
 use glake_transfer::paths::Direction;
+use glake_transfer::{Benefit, TransferError};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::super::Result;
 use super::super::device_registry::DeviceRegistry;
 use super::super::streams::Streams;
+use super::super::{ProcessError, Result};
 
 /// Start address and size of a range.
 type Range = (Address, Bytes);
@@ -306,6 +306,29 @@ impl Endpoints {
     #[inline]
     pub(in super::super) fn pool_owner(&self, at: Address) -> Option<DeviceId> {
         self.pool_of(at, Bytes::new(1)).map(|pool| pool.device())
+    }
+
+    /// Adds the block to the driver's error about a copy that leaves it.
+    #[cold]
+    pub(super) fn with_block(&self, error: ProcessError, requests: &[CopyRequest]) -> ProcessError {
+        let source = match error {
+            ProcessError::Driver(source) | ProcessError::Transfer(TransferError::Driver(source)) => source,
+            other => return other,
+        };
+        let ends =
+            requests.iter().flat_map(|request| [(request.to, request.size), (request.from, request.size)]);
+        let mut left = ends.filter_map(|(at, asked)| {
+            let pool = self.pool_of(at, Bytes::new(1))?;
+            let block = pool.find(at)?;
+            let behind = block.size.get() - (at.0 - block.address.0);
+            (asked.get() > behind).then_some((pool.device(), block, at, asked))
+        });
+        match left.next().filter(|_| !source.is_sticky()) {
+            Some((device, LiveBlock { address: block, size, .. }, at, asked)) => {
+                ProcessError::LeavesBlock { device, block, size, at, asked, source }
+            }
+            None => ProcessError::Driver(source),
+        }
     }
 
     /// Returns the two devices of a device-to-device copy; `None` if an end is host or managed memory.

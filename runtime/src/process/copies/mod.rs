@@ -82,7 +82,7 @@ impl Copies {
     /// [`super::ProcessError::Transfer`], also for an earlier copy that failed: nothing was done then. [`super::ProcessError::Captured`]
     /// and [`super::ProcessError::ForeignContext`]: a wait for the copy would be impossible. Errors of refilling memory and of the driver.
     pub fn copy(&self, lent: Lent<'_>, form: Form, ask: &CopyAsk) -> Result<u64> {
-        self.streams.with_default_of(ask.device, || {
+        let copied = self.streams.with_default_of(ask.device, || {
             lent.requests().iter().try_for_each(|request| self.bring_back(request))?;
             match self.decide(lent, form, ask)? {
                 Maker::Native => self.make_native(lent, ask),
@@ -104,7 +104,8 @@ impl Copies {
                     self.ended(handle, lent, ask)
                 }
             }
-        })?
+        })?;
+        copied.map_err(|error| self.ends.with_block(error, lent.requests()))
     }
 
     /// Returns whether a copy may suit the engine, for callers that would make it themselves otherwise. Refills its evicted memory first.

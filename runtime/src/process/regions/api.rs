@@ -75,6 +75,15 @@ impl Regions {
         self.prepare_once()
     }
 
+    /// Takes back one [`Regions::define`] of a tag. A region without definitions and without live blocks is forgotten once there are many:
+    /// its tag is unknown then, and its memory is released.
+    ///
+    /// # Errors
+    /// [`ProcessError::Refused`] if the region does not exist, or was released as often as defined.
+    pub fn release(&self, tag: &str) -> Result<()> {
+        self.set.table.release(tag)
+    }
+
     /// Routes the calling thread's allocations to this region until it leaves; private pools take precedence.
     ///
     /// # Errors

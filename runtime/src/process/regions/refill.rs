@@ -73,7 +73,7 @@ impl RegionSet {
             0 => self.registry.refill_timeout,
             _ => self.registry.refill_timeout.min(region.pool().lease().grow_timeout()),
         };
-        let (verify, wanted) = (self.config.verify, Wanted::default());
+        let (verify, wanted) = (None, Wanted::default());
         let moved = RegionRefill { regions: self, tagged, region, verify, credits, wanted }.run(Bytes::MAX);
         refilling.end(&moved);
         self.relays.resume();
@@ -111,7 +111,7 @@ impl RegionSet {
             })
             .collect();
         self.want(&jobs);
-        let (verify, credits) = (self.verifies(ask.verify), self.registry.refill_timeout);
+        let (verify, credits) = (ask.verify, self.registry.refill_timeout);
         // Without memory for one region there is none for the next ones; a lost copy concerns only its own region.
         let goes_on = |error: &ProcessError| {
             matches!(error, ProcessError::Region(RegionError::Damaged { .. } | RegionError::Unread { .. }))
@@ -140,7 +140,7 @@ impl RegionSet {
         // This is new memory, not refilled memory.
         lease.forget_wanted();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
-        let (verify, wanted) = (self.config.verify, Wanted::default());
+        let (verify, wanted) = (None, Wanted::default());
         let refill = RegionRefill { regions: self, tagged, region, verify, credits, wanted };
         let made = refill.make_room(|context, waiting| Ok(region.commit(address, size, context, waiting)?));
         refilling.end(&made);
@@ -164,8 +164,8 @@ struct RegionRefill<'r> {
     regions: &'r RegionSet,
     tagged: &'r Tagged,
     region: &'r Region,
-    /// Whether bytes are compared with the evicted ones.
-    verify: bool,
+    /// Whether bytes are compared with the evicted ones; `None`: as configured.
+    verify: Option<bool>,
     /// Timeout of the wait for grants.
     credits: Duration,
     wanted: Wanted<'r>,
@@ -220,8 +220,9 @@ impl RegionRefill<'_> {
             let credits_of = region.pool().lease().credits(credits);
             let waiting = ongoing_shrinks.waiting(region.domain(), credits_of, wanted);
             let made = regions.stores.mover(device, Direction::ToGpu).and_then(|mover| {
-                let checks = regions.stores.digests(verify, device)?;
-                make(TransferContext { mover: &*mover, checks: checks.as_deref() }, &waiting)
+                let checks = regions.digests(verify, device)?;
+                let (checks, fill) = (checks.as_deref(), verify == Some(true));
+                make(TransferContext { mover: &*mover, checks, fill }, &waiting)
             });
             tagged.settle(&regions.flags, &regions.gate);
             let is_over = made.is_ok() || !waiting.gave_way();
@@ -250,7 +251,11 @@ impl RegionRefill<'_> {
         let device = region.pool().device();
         let gone = regions.stores.mover(device, Direction::FromGpu).and_then(|mover| {
             let store = regions.stores.store(Tier::Host, device)?;
-            Ok(region.shrink(*moved, &store, TransferContext { mover: &*mover, checks: None })?)
+            Ok(region.shrink(
+                *moved,
+                &store,
+                TransferContext { mover: &*mover, checks: None, fill: false },
+            )?)
         });
         tagged.end_out(&regions.flags, &regions.gate);
         drop(closing);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
+use glake_device::owned::Digests;
 use glake_tiers::{GpuPool, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
@@ -88,8 +89,16 @@ impl RegionSet {
         report
     }
 
-    pub(super) fn verifies(&self, asked: Option<bool>) -> bool {
-        asked.unwrap_or(self.config.verify)
+    /// Returns the digest kernels for a device if bytes are verified. Without a request that names it, a driver that cannot load them does not
+    /// keep memory from moving: memory may be short exactly then.
+    pub(super) fn digests(&self, asked: Option<bool>, device: DeviceId) -> Result<Option<Arc<Digests>>> {
+        match self.stores.digests(asked.unwrap_or(self.config.verify), device) {
+            Err(error) if asked.is_none() => {
+                tracing::warn!(target: "glake::regions", %device, %error, "the next move is not verified: no digest kernels");
+                Ok(None)
+            }
+            digests => digests,
+        }
     }
 
     fn shrink_report(
@@ -253,8 +262,8 @@ impl<'r> RunningShrink<'r> {
         let _under_way = regions.ongoing_shrinks_of(device).map(|shrinks| shrinks.begin(region.domain()));
         let mover = regions.stores.mover(device, Direction::FromGpu)?;
         let store = regions.stores.store(ask.tier, device)?;
-        let checks = regions.stores.digests(regions.verifies(ask.verify), device)?;
-        let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
+        let checks = regions.digests(ask.verify, device)?;
+        let context = TransferContext { mover: &*mover, checks: checks.as_deref(), fill: false };
         if tagged.options.clean {
             region.void_clean(regions.gate.last_use_of(tagged.tag()));
         }

@@ -8,7 +8,7 @@
 //! evicted.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use glake_device::DeviceId;
@@ -17,12 +17,16 @@ use glake_stitch::{Allocator, DomainId};
 use glake_tiers::{CopyPolicy, GpuPool, Policy, Region, RegionError, RegionOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
 
 use super::super::device::DeviceMemory;
 use super::super::gate::{DEFAULT, Evicted, GRAPH, Gate, Tags, is_reserved};
 use super::super::{ProcessError, Result};
 use super::{copy_name, policy_name};
 use crate::sync::RwLock;
+
+/// Number of released tags that stay: most programs never have as many, and a tag may be without memory for a while.
+const MANY_UNHELD: usize = 256;
 
 /// All tags, by name.
 #[derive(Debug)]
@@ -37,8 +41,37 @@ pub(super) struct Table {
 #[derive(Debug, Default)]
 struct Inner {
     tagged: BTreeMap<String, Arc<Tagged>>,
+    /// Number of tags whose last definition was released, and that are still here.
+    unheld: usize,
+    /// Number of such tags above which those without memory are forgotten; 0 until the first search.
+    most_unheld: usize,
     /// Order of refills as the program set it.
     order: Vec<String>,
+}
+
+impl Inner {
+    /// Takes the released tags out of the table that have no live block and that no thread knows. The table is locked meanwhile, so that
+    /// none of them can be found before it is gone. The next search comes after as many releases as there are tags left, because a search
+    /// walks all live blocks.
+    fn forget(&mut self) -> Vec<Arc<Tagged>> {
+        let mut live: Vec<(DeviceId, FxHashSet<DomainId>)> = Vec::new();
+        let mut is_empty = |region: &Arc<Region>| {
+            let (device, pool) = (region.pool().device(), region.pool());
+            if !live.iter().any(|(known, _)| *known == device) {
+                live.push((device, pool.live_domains()));
+            }
+            !live.iter().any(|(known, domains)| *known == device && domains.contains(&region.domain()))
+        };
+        let gone = self.tagged.extract_if(.., |_, tagged| {
+            let released = tagged.kind == Kind::Defined && tagged.held.load(Ordering::Relaxed) == 0;
+            let is_alone = released && Arc::strong_count(tagged) == 1;
+            is_alone && !tagged.is_away() && !tagged.is_sealed() && tagged.regions().iter().all(&mut is_empty)
+        });
+        let gone: Vec<Arc<Tagged>> = gone.map(|(_, tagged)| tagged).collect();
+        self.unheld -= gone.len();
+        self.most_unheld = 2 * self.unheld;
+        gone
+    }
 }
 
 impl Table {
@@ -56,7 +89,11 @@ impl Table {
         }
         let mut inner = self.inner.write();
         match inner.tagged.get(&options.tag) {
-            Some(tagged) if tagged.options == options => Ok(()),
+            Some(tagged) if tagged.options == options => {
+                let again = tagged.held.fetch_add(1, Ordering::Relaxed) == 0;
+                inner.unheld -= usize::from(again);
+                Ok(())
+            }
             Some(tagged) => Err(ProcessError::invalid(format!(
                 "region '{}' is there as {}, and was asked for as {}: take another tag, or the same options",
                 options.tag,
@@ -65,10 +102,32 @@ impl Table {
             ))),
             None => {
                 let tagged = Tagged::new(options.clone(), Kind::Defined, self.devices);
+                tagged.held.store(1, Ordering::Relaxed);
                 inner.tagged.insert(options.tag, Arc::new(tagged));
                 Ok(())
             }
         }
+    }
+
+    /// Takes back one definition of a tag. Above [`MANY_UNHELD`] tags without one, those without memory are forgotten.
+    pub(super) fn release(&self, tag: &str) -> Result<()> {
+        let tagged = self.get(tag)?;
+        let mut inner = self.inner.write();
+        let held = tagged.held.load(Ordering::Relaxed);
+        if held == 0 {
+            return Err(ProcessError::invalid(format!(
+                "region '{tag}' was released as often as it was defined: define it before it is released again"
+            )));
+        }
+        tagged.held.store(held - 1, Ordering::Relaxed);
+        drop(tagged);
+        inner.unheld += usize::from(held == 1);
+        let gone =
+            if inner.unheld > inner.most_unheld.max(MANY_UNHELD) { inner.forget() } else { Vec::new() };
+        drop(inner);
+        // The end of a region releases its domain, with calls of the driver.
+        drop(gone);
+        Ok(())
     }
 
     /// Returns an existing tag.
@@ -105,8 +164,8 @@ impl Table {
         }
     }
 
-    /// Creates tags for memory outside regions: the default domain and the private pools of each started pool. Tags of released private
-    /// pools stay, because a use may name one.
+    /// Creates tags for memory outside regions: the default domain and the private pools of each started pool. Up to [`MANY_UNHELD`] tags of
+    /// released private pools stay, because a use may name one.
     pub(super) fn cover(&self, devices: &[DeviceMemory]) {
         for started in devices.iter().filter_map(DeviceMemory::started) {
             let default = self.reserved(DEFAULT.to_owned(), Kind::Default);
@@ -125,6 +184,12 @@ impl Table {
             for (domain, tag) in domains {
                 self.reserved(tag, Kind::Graph).cover(&started.pool, domain, &self.clock);
             }
+        }
+        let is_over = |tagged: &Arc<Tagged>| {
+            tagged.kind == Kind::Graph && !tagged.is_away() && tagged.regions.lock().is_empty()
+        };
+        if self.inner.read().tagged.values().filter(|tagged| is_over(tagged)).count() > MANY_UNHELD {
+            self.inner.write().tagged.retain(|_, tagged| !is_over(tagged) || Arc::strong_count(tagged) > 1);
         }
     }
 
@@ -229,6 +294,8 @@ pub(super) enum Kind {
 pub(super) struct Tagged {
     pub(super) options: RegionOptions,
     pub(super) kind: Kind,
+    /// Number of definitions that were not released; changes under the table's lock.
+    held: AtomicUsize,
     /// Domains of a defined region by device, created at the first allocation.
     domains: Box<[OnceLock<DomainId>]>,
     /// Regions in order of creation; a defined tag has one for each device.
@@ -258,6 +325,7 @@ impl Tagged {
         Tagged {
             options,
             kind,
+            held: AtomicUsize::new(0),
             domains: (0..devices).map(|_| OnceLock::new()).collect(),
             regions: Mutex::default(),
             seal: Mutex::default(),

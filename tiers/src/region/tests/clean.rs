@@ -268,7 +268,7 @@ fn another_store_than_the_hosts_gets_a_copy_of_its_own() {
         ..PoolOptions::default()
     };
     let peer = Arc::new(GpuPool::new(idle.fixture.mover.driver.clone(), PEER, peer).unwrap());
-    let context = TransferContext { mover: &idle.fixture.mover, checks: None };
+    let context = TransferContext { mover: &idle.fixture.mover, checks: None, fill: false };
     let shrunk = idle.fixture.region.shrink(Bytes::MAX, &Store::Peer(peer.clone()), context).unwrap();
     assert_eq!((shrunk.copied, shrunk.clean), (idle.fixture.live_bytes(), Bytes::ZERO));
     idle.fixture.refill().unwrap();

@@ -14,7 +14,12 @@ const PART: (Bytes, Bytes) = (Bytes::new((8 << 20) - 4096), Bytes::new((16 << 20
 
 impl Fixture {
     pub(super) fn commit(&self, address: Address, size: Bytes) -> Result<Bytes> {
-        self.region.commit(address, size, TransferContext { mover: &self.mover, checks: None }, &NoWait)
+        self.region.commit(
+            address,
+            size,
+            TransferContext { mover: &self.mover, checks: None, fill: false },
+            &NoWait,
+        )
     }
 
     /// The bytes of a block in a range.
@@ -245,7 +250,7 @@ fn what_is_committed_is_poisoned_where_bytes_are_checked() {
     let (fixture, block) = with_block();
     fixture.region.decommit(at(block, Bytes::mib(8)), PIECE).unwrap();
     let digests = Digests::new(fixture.pool.completion_events(), GPU).unwrap();
-    let context = TransferContext { mover: &fixture.mover, checks: Some(&digests) };
+    let context = TransferContext { mover: &fixture.mover, checks: Some(&digests), fill: true };
     fixture.region.commit(block.address, block.size, context, &NoWait).unwrap();
     assert!(fixture.read(block, Bytes::mib(8), PIECE).iter().all(|byte| *byte == POISON));
     fixture.assert_around(fixture.live[1], PIECE, Bytes::mib(16));

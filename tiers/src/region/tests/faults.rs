@@ -234,7 +234,11 @@ fn a_failure_while_memory_is_waited_for() {
         let wait_policy = Giving(fixture.pool.clone());
         fixture
             .region
-            .refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None }, &wait_policy)
+            .refill(
+                Bytes::MAX,
+                TransferContext { mover: &fixture.mover, checks: None, fill: false },
+                &wait_policy,
+            )
             .map(|_| ())
     };
     each_call(fixture, &[Verb::Create, Verb::Map, Verb::Copy], ready, refill, |fixture, verb, _| {

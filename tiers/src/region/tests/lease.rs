@@ -50,7 +50,7 @@ fn leased() -> (Fixture, Arc<Lease>, Arc<Told>) {
 
 impl Fixture {
     fn refill_by_credits(&self, lease: &Arc<Lease>, timeout: Duration) -> Result<Refilled> {
-        let context = TransferContext { mover: &self.mover, checks: None };
+        let context = TransferContext { mover: &self.mover, checks: None, fill: false };
         self.region.refill(ALL, context, &Waits(lease.credits(timeout)))
     }
 }
@@ -109,7 +109,7 @@ fn a_refill_whose_grants_stop_says_so_and_goes_on_later() {
         if deny {
             assert!(lease.grant(Bytes::ZERO), "there is none to wait for");
         }
-        let context = TransferContext { mover: &fixture.mover, checks: None };
+        let context = TransferContext { mover: &fixture.mover, checks: None, fill: false };
         let RegionError::Stopped { source, resident, .. } =
             fixture.region.refill(ALL, context, &credits).unwrap_err()
         else {

@@ -42,7 +42,7 @@ impl Fixture {
     /// Out and back, with what is not copied filled.
     fn checked(&self) -> Shrunk {
         let digests = Digests::new(self.pool.completion_events(), GPU).unwrap();
-        let context = TransferContext { mover: &self.mover, checks: Some(&digests) };
+        let context = TransferContext { mover: &self.mover, checks: Some(&digests), fill: true };
         let shrunk = self.region.shrink(Bytes::MAX, &Store::Host(self.host.clone()), context).unwrap();
         self.region.refill(Bytes::MAX, context, &NoWait).unwrap();
         shrunk

@@ -121,12 +121,12 @@ impl Fixture {
         self.region.shrink(
             amount,
             &Store::Host(self.host.clone()),
-            TransferContext { mover: &self.mover, checks: None },
+            TransferContext { mover: &self.mover, checks: None, fill: false },
         )
     }
 
     fn refill_by(&self, amount: Bytes) -> Result<Refilled> {
-        self.region.refill(amount, TransferContext { mover: &self.mover, checks: None }, &NoWait)
+        self.region.refill(amount, TransferContext { mover: &self.mover, checks: None, fill: false }, &NoWait)
     }
 
     fn used(&self) -> Bytes {

@@ -87,12 +87,16 @@ impl World {
     }
 
     fn shrink(&self, of: Of, amount: Bytes) -> Result<Shrunk> {
-        let context = TransferContext { mover: &self.fixture.mover, checks: None };
+        let context = TransferContext { mover: &self.fixture.mover, checks: None, fill: false };
         self.region(of).shrink(amount, &Store::Host(self.fixture.host.clone()), context)
     }
 
     fn refill(&self, of: Of, amount: Bytes) -> Result<Refilled> {
-        self.region(of).refill(amount, TransferContext { mover: &self.fixture.mover, checks: None }, &NoWait)
+        self.region(of).refill(
+            amount,
+            TransferContext { mover: &self.fixture.mover, checks: None, fill: false },
+            &NoWait,
+        )
     }
 
     fn domains(&self) -> [DomainId; 3] {

@@ -83,7 +83,7 @@ const VERBS: [Verb; 8] = [
             return assert!(scene.is_held());
         }
         decommitted.unwrap();
-        let context = TransferContext { mover: &scene.fixture.mover, checks: None };
+        let context = TransferContext { mover: &scene.fixture.mover, checks: None, fill: false };
         scene.region.commit(block.address, block.size, context, &NoWait).unwrap();
         scene.refill().unwrap();
         scene.fixture.pool.write(block.address, &pattern(scene.fixture.live[2].1, block.size)).unwrap();
@@ -216,12 +216,16 @@ impl Scene {
     }
 
     fn shrink_by(&self, amount: Bytes) -> Result<Shrunk> {
-        let context = TransferContext { mover: &self.fixture.mover, checks: None };
+        let context = TransferContext { mover: &self.fixture.mover, checks: None, fill: false };
         self.region.shrink(amount, &Store::Host(self.fixture.host.clone()), context)
     }
 
     fn refill(&self) -> Result<Refilled> {
-        self.region.refill(Bytes::MAX, TransferContext { mover: &self.fixture.mover, checks: None }, &NoWait)
+        self.region.refill(
+            Bytes::MAX,
+            TransferContext { mover: &self.fixture.mover, checks: None, fill: false },
+            &NoWait,
+        )
     }
 
     /// The bytes of live blocks go and come back whatever was done before, and nothing is left behind.

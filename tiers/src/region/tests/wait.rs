@@ -49,7 +49,7 @@ fn a_stream_finds_the_bytes_behind_it() {
             scope.spawn(|| {
                 fixture
                     .region
-                    .refill(Bytes::MAX, TransferContext { mover: &slow, checks: None }, &NoWait)
+                    .refill(Bytes::MAX, TransferContext { mover: &slow, checks: None, fill: false }, &NoWait)
                     .unwrap()
             });
             begins.recv().unwrap();
@@ -89,7 +89,10 @@ fn a_part_is_not_all() {
     let slow = Slow { native: &fixture.mover, sim: &fixture.sim, begun, marks: true };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            fixture.region.refill(EXTENT, TransferContext { mover: &slow, checks: None }, &NoWait).unwrap()
+            fixture
+                .region
+                .refill(EXTENT, TransferContext { mover: &slow, checks: None, fill: false }, &NoWait)
+                .unwrap()
         });
         begins.recv().unwrap();
         assert!(is_away(fixture.region.wait(GPU, Stream::LEGACY)));

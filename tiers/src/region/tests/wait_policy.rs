@@ -57,21 +57,27 @@ fn one_goes_while_another_comes() {
                 let out = other.shrink(
                     Bytes::MAX,
                     &Store::Host(fixture.host.clone()),
-                    TransferContext { mover: &mover, checks: None },
+                    TransferContext { mover: &mover, checks: None, fill: false },
                 );
                 until.over.store(true, Ordering::Release);
                 assert_eq!(out.unwrap().resident, Bytes::ZERO);
             });
             let back = fixture
                 .region
-                .refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None }, &until)
+                .refill(
+                    Bytes::MAX,
+                    TransferContext { mover: &fixture.mover, checks: None, fill: false },
+                    &until,
+                )
                 .unwrap();
             assert_eq!((back.evicted, back.copied), (Bytes::ZERO, Bytes::mib(16)), "{round}");
         });
         fixture.assert_bytes();
         fixture.assert_sound();
         fixture.shrink().unwrap();
-        other.refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None }, &NoWait).unwrap();
+        other
+            .refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None, fill: false }, &NoWait)
+            .unwrap();
         for (block, seed) in blocks {
             let mut bytes = vec![0; 2 << 20];
             fixture.pool.read(block.address, &mut bytes).unwrap();
@@ -98,7 +104,7 @@ fn without_anybody_who_gives_it_ends() {
     until.over.store(true, Ordering::Release);
     let stopped = fixture
         .region
-        .refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None }, &until)
+        .refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None, fill: false }, &until)
         .unwrap_err();
     let RegionError::Stopped { moved, source, .. } = stopped else { panic!("{stopped}") };
     assert!(matches!(*source, RegionError::Pool(ref error) if error.is_out_of_memory()), "{source}");

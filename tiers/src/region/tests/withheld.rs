@@ -45,7 +45,7 @@ fn what_is_freed_meanwhile_is_waited_for() {
         let to = Store::Host(fixture.host.clone());
         let report = fixture
             .region
-            .shrink(Bytes::MAX, &to, TransferContext { mover: &freeing, checks: None })
+            .shrink(Bytes::MAX, &to, TransferContext { mover: &freeing, checks: None, fill: false })
             .unwrap();
         assert_eq!((report.resident, report.skipped.len()), (Bytes::ZERO, 0));
         fixture.refill().unwrap();

@@ -46,12 +46,22 @@ fn a_flipped_byte_is_found_and_the_others_go_on() {
         flip_on_the_way_in(&fixture);
         let damaged = fixture.refill(true).unwrap_err();
         let text = damaged.to_string();
-        let RegionError::Damaged { device, tag, address, size, place, source } = damaged else {
+        let RegionError::Damaged { device, tag, address, size, place, blocks, source } = damaged else {
             panic!("{damaged}")
         };
         assert_eq!((device, &*tag, size, place), (GPU, "weights", EXTENT, fixture.store(to).place()));
         assert!(source.is_none() && text.contains("load these bytes from their source again"), "{text}");
         assert!((address.0 - fixture.pool.base().0).is_multiple_of(EXTENT.get()), "{address}");
+        assert!(!blocks.is_empty());
+        for (block, size) in blocks {
+            let end = glake_device::Address(block.0 + size.get());
+            assert!(block.0 < address.0 + EXTENT.get() && end > address, "{block} is not in the extent");
+            assert!(
+                fixture.pool.block(block).is_some_and(|(own, _)| own == size),
+                "{block} is no live block"
+            );
+            assert!(text.contains(&format!("{size} at {block}")), "{text}");
+        }
         let halfway = Residency::Interrupted { at: place };
         let stopped = fixture.residencies().iter().filter(|found| **found == halfway).count();
         let back = fixture.residencies().iter().filter(|found| **found == Residency::NEW).count();

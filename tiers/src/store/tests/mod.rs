@@ -152,7 +152,7 @@ impl Fixture {
     }
 
     fn context(&self, checked: bool) -> TransferContext<'_> {
-        TransferContext { mover: &self.mover, checks: checked.then_some(&self.digests) }
+        TransferContext { mover: &self.mover, checks: checked.then_some(&self.digests), fill: checked }
     }
 
     fn shrink(&self, to: To, checked: bool) -> Result<Shrunk, RegionError> {

@@ -90,6 +90,7 @@ impl Home {
             }
             stays
         });
+        self.domains[id].lists().for_each(|list| self.lists.mark(list));
     }
 
     /// Removes a released domain once it is empty.

@@ -1,9 +1,13 @@
 //! Walks over home: the pieces of a range, of an extent, or behind an edge.
 
+use glake_units::Bytes;
+
 use super::Home;
-use crate::free_list::{Class, FreeList, Owner};
-use crate::ids::{DomainId, ExtentId, FreeListId, PieceId};
-use crate::piece::{self, Run, State};
+use crate::domain::Domains;
+use crate::extent::Extents;
+use crate::free_list::{Class, FreeList, FreeSums, Owner};
+use crate::ids::{DomainId, ExtentId, FreeListId, PieceId, PointNumber};
+use crate::piece::{self, Pieces, Run, State};
 
 impl Home {
     /// Returns the piece of home at an offset; inside a slab, the slab's piece.
@@ -118,6 +122,17 @@ impl Home {
         lists.flat_map(|(_, list)| list.bins.iter())
     }
 
+    /// Returns the figures of all free pieces if `passed` is the last passed completion point.
+    pub(crate) fn free_sums(&mut self, passed: PointNumber) -> FreeSums {
+        let Home { pieces, lists, domains, extents, .. } = self;
+        lists.sums(|list| sums_of(list, pieces, domains, extents, passed))
+    }
+
+    /// Returns the figures of a free list, added up.
+    pub(crate) fn sums_now(&self, list: &FreeList, passed: PointNumber) -> FreeSums {
+        sums_of(list, &self.pieces, &self.domains, &self.extents, passed).0
+    }
+
     /// Returns the bytes of a piece that form whole extents.
     pub(crate) fn whole_extents(&self, id: PieceId) -> u64 {
         let piece = &self.pieces[id];
@@ -142,4 +157,43 @@ impl Home {
         });
         piece::join_runs(free.map(|id| self.run_of(id)).collect())
     }
+}
+
+/// Returns the figures of a free list, and whether they change with the next completion point.
+fn sums_of(
+    list: &FreeList,
+    pieces: &Pieces,
+    domains: &Domains,
+    extents: &Extents,
+    passed: PointNumber,
+) -> (FreeSums, bool) {
+    let mut sums = FreeSums::default();
+    if list.owner == Owner::Evicted {
+        return (sums, false);
+    }
+    if list.class == Class::Small {
+        // All pieces lie in open slabs, so that none has a whole extent.
+        sums.inactive_small.ranges = list.bins.len() as u64;
+        sums.inactive_small.bytes = Bytes::new(list.bytes);
+        return (sums, false);
+    }
+    let is_shared = list.owner != Owner::Nobody && domains[list.domain].streams.len() > 1;
+    let (mut partly, mut partly_bytes) = (0, 0);
+    for piece in list.bins.unsorted().map(|id| &pieces[id]) {
+        let whole = extents.whole_in(piece.start, piece.end());
+        partly += u64::from(whole < piece.size);
+        partly_bytes += piece.size - whole;
+        if list.owner == Owner::Nobody {
+            continue;
+        }
+        if is_shared && piece.point > passed {
+            sums.stream += piece.size;
+        } else {
+            sums.soft += whole;
+        }
+    }
+    let inactive =
+        if list.class == Class::Large { &mut sums.inactive_large } else { &mut sums.inactive_small };
+    (inactive.ranges, inactive.bytes) = (partly, Bytes::new(partly_bytes));
+    (sums, sums.stream > 0)
 }

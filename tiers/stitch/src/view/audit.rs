@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::alias::Aliases;
 use crate::extent::{Extent, ExtentState};
-use crate::free_list::Owner;
+use crate::free_list::{FreeSums, Owner};
 use crate::heap::Heap;
 use crate::ids::{ExtentId, PieceId};
 use crate::piece::{Live, State};
@@ -39,7 +39,8 @@ impl Audit<'_> {
     /// # Errors
     /// The first broken invariant.
     pub(crate) fn check(&self) -> Result<(), Broken> {
-        let (mut in_lists, mut held) = (HashSet::new(), 0);
+        let (mut in_lists, mut held, mut summed) = (HashSet::new(), 0, FreeSums::default());
+        let (kept, is_changed) = self.heap.home.lists.kept();
         for (name, list) in self.heap.home.lists.iter() {
             let released = self.heap.home.domains.get(list.domain).is_none_or(|domain| domain.is_released());
             let mut bytes = 0;
@@ -69,7 +70,12 @@ impl Audit<'_> {
                 bytes += piece.size;
             }
             hold(bytes == list.bytes, "the bytes of a list are the sum of its pieces", 0)?;
+            let now = self.heap.home.sums_now(list, self.heap.points.passed());
+            let kept = is_changed(name) || list.sums() == &now;
+            hold(kept, "the kept figures of a list are the sums of its pieces", 0)?;
+            summed.replace(&FreeSums::default(), list.sums());
         }
+        hold(kept == summed, "the kept figures are the sums of the lists' figures", 0)?;
         let all_held = held == self.heap.holds.bytes();
         hold(all_held || !self.plans.is_empty(), "ranges of holds are held or withheld pieces", 0)?;
         let live = |block: &u64| self.heap.home.live.get(*block, &self.heap.home.pieces).is_some();
@@ -82,7 +88,10 @@ impl Audit<'_> {
         let reserved = self.heap.tallies.reserved();
         let evicted =
             self.heap.home.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Evicted);
-        let evicted: u64 = evicted.map(|(_, extent)| extent.size).sum();
+        let (evicted, live_evicted) =
+            evicted.fold((0, 0), |(size, live), (_, extent)| (size + extent.size, live + extent.live));
+        let counted = live_evicted == self.heap.home.extents.live_evicted();
+        hold(counted, "the live bytes of evicted extents are counted", 0)?;
         hold(covered == reserved + evicted, "pieces cover reserved and evicted memory", 0)?;
         hold(free == in_lists.len(), "every free piece is in a list", 0)?;
         hold(self.heap.tallies.committed() <= self.limit.max(reserved), "the limit is kept", 0)?;

@@ -9,7 +9,7 @@
 //! ```
 
 use glake_units::Bytes;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::alias::Aliases;
 use crate::domain::Domain;
@@ -99,6 +99,12 @@ impl Blocks<'_> {
         let mut blocks: Vec<LiveBlock> = all.filter(|block| block.domain == domain).collect();
         blocks.sort_unstable_by_key(|block| block.offset);
         blocks
+    }
+
+    /// Returns the domains with live blocks.
+    pub fn domains(&self) -> FxHashSet<DomainId> {
+        let live = self.heap.home.live.iter(&self.heap.home.pieces);
+        live.map(|(_, live)| self.live_block(live).domain).collect()
     }
 
     /// Returns the extents behind the block that begins at an offset.

@@ -15,7 +15,6 @@ use crate::heap::{Heap, SMALL_LIMIT};
 use crate::ids::{AliasId, DomainId, ExtentId, FreeListId, PieceId, StreamKey};
 use crate::piece::{self, Piece, Run, State};
 use crate::settings::{Borrow, Settings};
-use crate::stats::{Inactive, Stats, Waste};
 
 pub(crate) use audit::Audit;
 pub use audit::Broken;
@@ -84,50 +83,9 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Returns all statistics of the device.
-    pub fn stats(&self) -> Stats {
-        self.heap.tallies.stats(self.waste(), [self.inactive(true), self.inactive(false)])
-    }
-
     /// Returns the number of free ranges over all free lists.
     pub fn free_ranges(&self) -> usize {
         self.heap.home.lists.iter().map(|(_, list)| list.bins.len()).sum()
-    }
-
-    /// Returns the reserved memory that is not in use by kind: pending on a stream although other streams exist, in whole extents, or
-    /// neither.
-    fn waste(&self) -> Waste {
-        let home = &self.heap.home;
-        let (mut stream, mut soft) = (0, 0);
-        for id in home.free_at_home() {
-            let piece = &home.pieces[id];
-            let list = &home.lists[piece.list];
-            let shared = home.domains[list.domain].streams.len() > 1;
-            if self.heap.points.is_pending(piece.point) && shared {
-                stream += piece.size;
-            } else {
-                soft += home.whole_extents(id);
-            }
-        }
-        let hard = self.heap.free_bytes().saturating_sub(soft + stream);
-        Waste { hard: Bytes::new(hard), soft: Bytes::new(soft), stream: Bytes::new(stream) }
-    }
-
-    /// Returns the free ranges of one pool in partly free extents.
-    fn inactive(&self, small: bool) -> Inactive {
-        let home = &self.heap.home;
-        let of_pool = |list: &FreeList| (list.class != Class::Large) == small && list.owner != Owner::Evicted;
-        let free = home.lists.iter().filter(|(_, list)| of_pool(list)).flat_map(|(_, list)| list.bins.iter());
-        let mut inactive = Inactive::default();
-        for id in free {
-            let piece = &home.pieces[id];
-            let whole = if piece.slab == PieceId::NONE { home.whole_extents(id) } else { 0 };
-            if whole < piece.size {
-                inactive.ranges += 1;
-                inactive.bytes = inactive.bytes.saturating_add(Bytes::new(piece.size - whole));
-            }
-        }
-        inactive
     }
 
     /// Returns every mapped range with its blocks.

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
     Allocator, Borrow, Claim, DomainId, DomainOptions, ExtentId, ExtentState, Grant, HoldId, LiveBlock,
-    Outcome, Plan, PointNumber, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, StreamUse,
-    Wait,
+    Outcome, Plan, PointNumber, Request, SMALL_LIMIT, SegmentKind, Settings, Step, StitchError, StreamKey,
+    StreamUse, Wait,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -449,7 +449,7 @@ impl Others {
 }
 
 /// State that an abort must leave unchanged.
-fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats) {
+fn picture(core: &mut Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats) {
     let mut segments = core.report().segments();
     segments.sort_by_key(|segment| segment.offset);
     for segment in &mut segments {
@@ -466,11 +466,34 @@ fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats
             (block.stream, block.lent, block.pending, block.withheld) = (None, false, false, false);
         }
     }
-    let mut stats = core.report().stats();
+    let mut stats = core.stats();
     stats.counters = Default::default();
     stats.waste = Default::default();
     (stats.inactive_small, stats.inactive_large) = Default::default();
     (segments, stats)
+}
+
+/// Compares the kept statistics with sums over all segments. The check that follows compares those of each free list, which are all up to date
+/// then.
+fn check_kept(core: &mut Allocator) {
+    let stats = core.stats();
+    let segments = core.report().segments();
+    let blocks = || segments.iter().flat_map(|segment| &segment.blocks);
+    let live: u64 = blocks().filter(|block| block.live).map(|block| block.size.get()).sum();
+    let requested: u64 = blocks().filter(|block| block.live).map(|block| block.requested.get()).sum();
+    let withheld: u64 = blocks().filter(|block| block.withheld).map(|block| block.size.get()).sum();
+    assert_eq!(stats.all.allocated_bytes.current, live);
+    assert_eq!(stats.all.requested_bytes.current, requested);
+    assert_eq!(stats.all.active_bytes.current, live + withheld);
+    let count = blocks().filter(|block| block.live).count() as u64;
+    assert_eq!(stats.all.allocation.current, count);
+    for (pool, kind) in [(&stats.small_pool, SegmentKind::Slabs), (&stats.large_pool, SegmentKind::Home)] {
+        let own = segments.iter().filter(|segment| segment.kind == kind);
+        let (size, evicted) = own.fold((0, 0), |(size, evicted), segment| {
+            (size + segment.size.get(), evicted + segment.evicted.get())
+        });
+        assert_eq!(pool.reserved_bytes.current, size - evicted, "{kind:?}");
+    }
 }
 
 fn settings(borrow: Borrow) -> Settings {
@@ -573,6 +596,9 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             _ => {}
         }
         emptied(&mut core, &model);
+        if model.now.is_multiple_of(3) {
+            check_kept(&mut core);
+        }
         core.check().unwrap_or_else(|broken| panic!("{broken}"));
         let here = model.extents.iter().filter(|(extent, _)| model.elsewhere.get(extent) != Some(&false));
         let held: u64 = here.map(|(_, (_, cells))| cells.len() as u64 * CELL).sum();
@@ -928,7 +954,7 @@ fn end(mut core: Allocator, mut model: Model) {
     finish(&mut core, &mut model, plan, false, &[]);
     core.check().unwrap_or_else(|broken| panic!("{broken}"));
     assert_eq!(core.held_bytes(), Bytes::ZERO, "a completion point is behind every hold");
-    let stats = core.report().stats();
+    let stats = core.stats();
     for pool in [stats.all, stats.small_pool, stats.large_pool] {
         for gauge in [
             pool.allocation,

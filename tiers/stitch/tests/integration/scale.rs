@@ -4,13 +4,19 @@
 
 use std::time::{Duration, Instant};
 
-use glake_stitch::{Allocator, ExtentState, Grant, Outcome, Request, Settings, StreamKey};
+use glake_stitch::{
+    Allocator, DomainId, DomainOptions, ExtentState, Grant, Outcome, Request, Settings, StreamKey,
+};
 use glake_units::Bytes;
 
 const BLOCKS: u64 = 10_000;
 
 fn take(core: &mut Allocator, size: Bytes) -> Grant {
-    let request = Request { size, stream: StreamKey(0), domain: Allocator::default_domain() };
+    take_in(core, Allocator::default_domain(), size)
+}
+
+fn take_in(core: &mut Allocator, domain: DomainId, size: Bytes) -> Grant {
+    let request = Request { size, stream: StreamKey(0), domain };
     loop {
         if let Some(grant) = core.take(&request) {
             return grant;
@@ -39,7 +45,7 @@ fn ten_thousand_blocks_are_evicted_and_refilled() {
     }
     let point = core.close_point();
     core.pass_point(point);
-    let live = core.report().stats().all.allocated_bytes.current;
+    let live = core.stats().all.allocated_bytes.current;
     let begin = Instant::now();
     let extents = core.extents().of(Allocator::default_domain());
     assert!(extents.len() > 500, "{}", extents.len());
@@ -61,5 +67,35 @@ fn ten_thousand_blocks_are_evicted_and_refilled() {
     assert!(after.iter().all(|view| view.state == ExtentState::Resident));
     let took = begin.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?} for {} extents", extents.len());
+    core.check().unwrap_or_else(|broken| panic!("{broken}"));
+}
+
+/// Reads statistics between pairs of malloc and free of the default pool, without and with 4,000 private pools, each with a small and a large
+/// block.
+#[test]
+fn statistics_and_misses_cost_the_same_with_four_thousand_pools() {
+    let mut core = Allocator::new(Settings::for_memory(Bytes::gib(80))).expect("the settings make sense");
+    let read = |core: &mut Allocator| {
+        let mut best = Duration::MAX;
+        for _ in 0..20 {
+            let grant = take(core, Bytes::mib(3));
+            core.free(grant.offset).expect("it is live");
+            let begin = Instant::now();
+            std::hint::black_box(core.stats());
+            best = best.min(begin.elapsed());
+        }
+        best
+    };
+    let alone = read(&mut core);
+    for _ in 0..4000 {
+        let domain = core.add_domain(DomainOptions::own_pool());
+        for size in [Bytes::kib(8), Bytes::mib(3)] {
+            let grant = take_in(&mut core, domain, size);
+            core.free(grant.offset).expect("it is live");
+        }
+    }
+    let among = read(&mut core);
+    // Sums over all pools took 90 ms.
+    assert!(among < alone * 20 + Duration::from_millis(1), "{among:?} with 4,000 pools, {alone:?} with none");
     core.check().unwrap_or_else(|broken| panic!("{broken}"));
 }

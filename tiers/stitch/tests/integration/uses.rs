@@ -61,8 +61,8 @@ fn freed(core: &mut Allocator, size: Bytes, on: &[StreamKey]) -> (Grant, Vec<Str
     (grant, core.take_uses())
 }
 
-fn active(core: &Allocator) -> (u64, u64) {
-    let all = core.report().stats().all;
+fn active(core: &mut Allocator) -> (u64, u64) {
+    let all = core.stats().all;
     (all.active.current, all.active_bytes.current)
 }
 
@@ -74,9 +74,9 @@ fn a_loop_with_completed_uses_reserves_one_block_without_a_completion_point() {
         for _ in 0..120 {
             let (grant, uses) = freed(&mut core, size, &[SIDE]);
             core.close_point();
-            assert_eq!(active(&core), (1, size.get()), "in use until its stream is done");
+            assert_eq!(active(&mut core), (1, size.get()), "in use until its stream is done");
             pass(&mut core, &uses);
-            assert_eq!(active(&core), (0, 0));
+            assert_eq!(active(&mut core), (0, 0));
             core.check().unwrap();
             assert_eq!(*before.get_or_insert(grant.offset), grant.offset);
         }
@@ -157,7 +157,7 @@ fn a_stitched_block_is_whole_again_at_once() {
     assert!(ask(&mut core, LARGE, OWN).is_err());
     core.pass_hold(uses[1].hold);
     core.check().unwrap();
-    assert_eq!(active(&core).0, 2);
+    assert_eq!(active(&mut core).0, 2);
     assert_eq!(ask(&mut core, Bytes::mib(16), OWN).unwrap().offset, stitched.offset);
 }
 

@@ -23,7 +23,7 @@ use serde::Serialize;
 use super::BenchError;
 use super::library::start;
 use super::times::gbps;
-use crate::rig::check;
+use crate::rig::{check, check_host_memory};
 
 pub use model::copy_in_virtual_time;
 
@@ -231,6 +231,10 @@ impl Bench {
         let mut config = config.clone();
         let devices = u32::try_from(backend.topology()?.devices.len()).unwrap_or(u32::MAX);
         check(devices, options.target, options.paths)?;
+        let largest = options.sizes.iter().copied().max().unwrap_or(Bytes::ZERO);
+        // Host memory, the measured GPU's, and as much on the others; of pageable memory also a pinned copy.
+        let others = if options.memory.contains(&CopyMemory::Broadcast) { devices.into() } else { 1 };
+        check_host_memory(backend, Bytes::new(largest.get().saturating_mul(3 + others)))?;
         let paths = options.paths.unwrap_or(u32::MAX);
         // This program is one process, whichever launcher started it: local ranks do not count.
         if config.transfer.multi_path != MultiPath::Never {

@@ -18,7 +18,7 @@ use glake_units::Bytes;
 
 use super::super::times::us;
 use super::{BenchError, ShrinkOptions, ShrinkPhase, ShrinkTier};
-use crate::rig::{Difference, Filled, Rig, RigError, RigOptions};
+use crate::rig::{Difference, Filled, Rig, RigError, RigOptions, check_host_memory};
 
 /// Maximum size of the single-link copy, on the simulator and on a GPU. Larger copies show the same rate.
 const LINKS: [Bytes; 2] = [Bytes::mib(64), Bytes::gib(1)];
@@ -44,6 +44,11 @@ impl Harness {
         config: &Config,
         options: &ShrinkOptions,
     ) -> Result<Self, BenchError> {
+        if let Some(bytes) = options.bytes {
+            // Copies in memory are pinned while the region is still on its GPU.
+            let in_memory = options.tiers.iter().any(|tier| *tier != ShrinkTier::File);
+            check_host_memory(backend, if in_memory { bytes.saturating_add(bytes) } else { bytes })?;
+        }
         let part = RigOptions { target: options.target, paths: options.paths, ..RigOptions::default() };
         let rig = Rig::open(backend, config, part)?;
         let default = if rig.is_simulated() { Bytes::mib(64) } else { Bytes::gib(16) };
@@ -247,7 +252,7 @@ impl<'a> Field<'a> {
     }
 
     fn transfer_context(&self) -> TransferContext<'_> {
-        TransferContext { mover: self.harness.mover(), checks: self.harness.digests() }
+        TransferContext { mover: self.harness.mover(), checks: self.harness.digests(), fill: false }
     }
 
     /// Compares every byte with the expected pattern.

@@ -153,6 +153,29 @@ fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// A byte that changes in a copy is found without a request for it, and the error names region, extent and block.
+#[test]
+fn a_byte_that_changes_elsewhere_is_found_unasked() {
+    let process = started("");
+    process.regions().define(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(6), 1);
+    let ask = Shrink { tier: "peer:1".parse().unwrap(), ..shrink_of(&["a"]) };
+    process.regions().shrink(&ask).unwrap();
+    let copies = process.reports().segments(1).unwrap();
+    let copy = copies.iter().flat_map(|segment| &segment.blocks).find(|block| block.live).unwrap().address;
+    let peer = &process.regions().set().registry.devices[1].started().unwrap().pool;
+    let mut byte = [0];
+    peer.read(copy, &mut byte).unwrap();
+    peer.write(copy, &[byte[0] ^ 1]).unwrap();
+    let error = process.regions().refill(&Refill::default()).unwrap_err().to_string();
+    for part in ["region 'a'", "damaged", &format!("{} at {}", mib(6), block.address)] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    process.regions().refill(&Refill { verify: Some(false), ..Refill::default() }).unwrap();
+    process.free(block.address).unwrap();
+    process.end([]);
+}
+
 /// What is demoted is the host's again, and not only the process's.
 #[test]
 fn what_is_demoted_is_pinned_no_more() {

@@ -105,3 +105,55 @@ fn a_region_that_cannot_leave_keeps_no_other_from_it() {
     large.iter().for_each(|block| process.check(block));
     process.end(large);
 }
+
+/// Regions without definitions and without memory are forgotten once there are many; one with a live block, a sealed one and one with a
+/// definition stay, and so does the memory of a block. Private pools' tags go too.
+#[test]
+fn regions_without_definitions_and_memory_are_forgotten() {
+    let process = started("");
+    let regions = process.regions();
+    let define = |tag: &str| regions.define(RegionOptions::of(tag)).unwrap();
+    define("kept");
+    let kept = process.written_in("kept", 0, mib(2), 1);
+    regions.define(options("sealed", Policy::Sealed, CopyPolicy::Drop)).unwrap();
+    regions.seal("sealed", false).unwrap();
+    for tag in ["kept", "sealed"] {
+        regions.release(tag).unwrap();
+        assert!(
+            matches!(regions.release(tag), Err(ref error) if error.says("was released as often as it was defined"))
+        );
+    }
+    define("held");
+    define("twice");
+    define("twice");
+    regions.release("twice").unwrap();
+    for number in 0..2000 {
+        let tag = format!("of a request {number}");
+        define(&tag);
+        if number % 4 == 0 {
+            let block = process.written_in(&tag, 0, Bytes::kib(64), 2);
+            process.free(block.address).unwrap();
+        }
+        regions.release(&tag).unwrap();
+    }
+    assert!(regions.views().unwrap().len() < 600, "{}", regions.views().unwrap().len());
+    assert!(matches!(regions.enter("of a request 0"), Err(ref error) if error.says("there is no region")));
+    let again = process.written_in("kept", 0, mib(2), 3);
+    assert_eq!(regions.tag_of(again.address).as_deref(), Some("kept"));
+    for tag in ["held", "twice", "sealed"] {
+        regions
+            .define(RegionOptions {
+                policy: if tag == "sealed" { Policy::Sealed } else { Policy::Keep },
+                ..RegionOptions::of(tag)
+            })
+            .unwrap();
+    }
+    process.check(&kept);
+    for number in 1..=600 {
+        process.pools().create(0, PoolId(0, number)).unwrap();
+        regions.views().unwrap();
+        process.pools().release(0, PoolId(0, number)).unwrap();
+    }
+    assert!(regions.views().unwrap().len() < 900, "{}", regions.views().unwrap().len());
+    process.end([kept, again]);
+}

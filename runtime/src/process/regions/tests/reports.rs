@@ -199,3 +199,25 @@ fn what_moves_take_is_no_wait_for_uses() {
     process.regions().refill(&Refill::default()).unwrap();
     process.end(blocks);
 }
+
+/// A region of 8 MiB, shrunk and refilled, takes its size on its GPU and in host memory.
+#[test]
+fn a_small_region_takes_its_size() {
+    let mut config = configured("tiers.extent = \"128MiB\"");
+    config.tiers.host_arena = mib(256);
+    let process = Process::start(config).unwrap();
+    let free = || process.driver().memory_info(DeviceId(0)).unwrap().free;
+    let first = process.written(0, mib(2), 1);
+    let before = free();
+    process.regions().define(RegionOptions::of("small")).unwrap();
+    let block = process.written_in("small", 0, mib(8), 2);
+    assert_eq!(before.saturating_sub(free()), mib(8));
+    let report = process.regions().shrink(&shrink_of(&["small"])).unwrap();
+    assert_eq!((before, report.freed), (free(), mib(8)));
+    let set = process.regions().set();
+    let pinned: Bytes = set.stores.host_statistics().iter().map(|host| host.pinned).sum();
+    assert_eq!(pinned, mib(8), "an arena of 256 MiB was pinned for it");
+    process.regions().refill(&Refill::default()).unwrap();
+    assert_eq!(before.saturating_sub(free()), mib(8));
+    process.end([first, block]);
+}
