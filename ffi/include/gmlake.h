@@ -958,6 +958,14 @@ int32_t glake_region_push(const char *tag);
 // Leaves the region that the calling thread entered last. Does nothing in a forked child and at the end of the process.
 int32_t glake_region_pop(void);
 
+// Makes the calling thread allocate plain memory from now on (`cuMemAlloc`), also for private pools: it has a legacy IPC handle
+// (`cudaIpcGetMemHandle`), and `cuMemGetAddressRange` returns its whole allocation. It counts like the pool's other memory, never leaves
+// its GPU, and is neither stitched, shared by `glake_share` nor offloaded. Entries nest; a region that is entered later takes precedence.
+int32_t glake_plain_push(void);
+
+// Reverts the calling thread's last `glake_plain_push`. Does nothing in a forked child and at the end of the process.
+int32_t glake_plain_pop(void);
+
 // Promises not to write to the bytes of a region until it is unsealed; the region serves no allocations meanwhile. With `strict` its
 // memory is mapped read-only, which waits until no use of it runs.
 //

@@ -90,6 +90,23 @@ pub extern "C" fn glake_region_pop() -> i32 {
     library::give_up(|process| Ok(process.regions().leave()?))
 }
 
+/// Makes the calling thread allocate plain memory from now on (`cuMemAlloc`), also for private pools: it has a legacy IPC handle
+/// (`cudaIpcGetMemHandle`), and `cuMemGetAddressRange` returns its whole allocation. It counts like the pool's other memory, never leaves
+/// its GPU, and is neither stitched, shared by `glake_share` nor offloaded. Entries nest; a region that is entered later takes precedence.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_plain_push() -> i32 {
+    guard::answer(|| {
+        library::process()?.regions().enter_plain();
+        Ok(())
+    })
+}
+
+/// Reverts the calling thread's last `glake_plain_push`. Does nothing in a forked child and at the end of the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_plain_pop() -> i32 {
+    library::give_up(|process| Ok(process.regions().leave_plain()?))
+}
+
 /// Promises not to write to the bytes of a region until it is unsealed; the region serves no allocations meanwhile. With `strict` its
 /// memory is mapped read-only, which waits until no use of it runs.
 ///

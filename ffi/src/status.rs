@@ -161,6 +161,7 @@ impl Failure {
         match error {
             PoolError::Driver(DriverError::Unsupported { .. })
             | PoolError::NotExportable { .. }
+            | PoolError::Plain { .. }
             | PoolError::NoDescriptors { .. } => GLAKE_UNSUPPORTED,
             PoolError::Driver(_) | PoolError::Poisoned { .. } => GLAKE_DRIVER,
             _ if error.is_out_of_memory() => GLAKE_OUT_OF_MEMORY,

@@ -113,6 +113,7 @@ static void give_all_of_it_up(void) {
         {"host_unregister", glake_host_unregister(given.pinned)},
         {"close_shared", glake_close_shared(given.shared)},
         {"region_pop", glake_region_pop()},
+        {"plain_pop", glake_plain_pop()},
         {"region_fix", glake_region_fix(given.block, false)},
         {"use_end", glake_use_end(given.use)},
         {"on_out_of_memory", glake_on_out_of_memory(NULL, NULL)},

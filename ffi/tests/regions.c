@@ -190,6 +190,28 @@ static void sealed(void) {
     OK(glake_free(block));
 }
 
+static void plain_memory_stays(void) {
+    OK(glake_region_define("beside", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
+    char *leaves = region_block("beside", 0, 8 * MIB);
+    OK(glake_plain_push());
+    char *plain = block_of(0, 8 * MIB, NULL);
+    OK(glake_plain_pop());
+    fill(plain, 8 * MIB, 3);
+    fill(leaves, 8 * MIB, 4);
+    unsigned char handle[64];
+    size_t length = sizeof handle;
+    uint64_t offset = 0;
+    FAILS(glake_share(plain, handle, sizeof handle, &length, &offset), GLAKE_UNSUPPORTED, "is plain");
+    OK(glake_region_fix(plain, true));
+    CHECK(says(glake_shrink("{}"), "plain memory, which stays"));
+    compare(plain, 8 * MIB, 3);
+    CHECK(says(glake_refill("{}"), "\"copied\":"));
+    compare(leaves, 8 * MIB, 4);
+    OK(glake_free(plain));
+    OK(glake_free(leaves));
+    FAILS(glake_plain_pop(), GLAKE_INVALID, "allocates no plain memory");
+}
+
 static void mistakes(void) {
     const char *tags[] = {"sealed", "nothing"};
     uint64_t use = 0;
@@ -289,6 +311,7 @@ int main(void) {
     the_gate();
     safe_points();
     sealed();
+    plain_memory_stays();
     mistakes();
     leases();
     decommits();

@@ -331,16 +331,15 @@ impl Ledger {
     /// They differ.
     pub fn compare(&self, pool: &GpuPool) {
         let mut segments = pool.report().segments();
-        segments.sort_by_key(|segment| segment.offset);
-        let apart =
-            segments.windows(2).all(|two| two[0].offset.get() + two[0].size.get() <= two[1].offset.get());
+        let start_of = |segment: &Segment| pool.address_of(segment.offset).0;
+        segments.sort_by_key(start_of);
+        let apart = segments.windows(2).all(|two| start_of(&two[0]) + two[0].size.get() <= start_of(&two[1]));
         assert!(apart, "segments share addresses");
         for (&start, &(end, domain)) in &self.live {
-            let (start, end) = (start - pool.base().0, end - pool.base().0);
-            let at = segments.partition_point(|segment| segment.offset.get() <= start);
+            let at = segments.partition_point(|segment| start_of(segment) <= start);
             let segment = at.checked_sub(1).map(|at| &segments[at]);
             let holds = segment.is_some_and(|segment| {
-                segment.domain == domain && end <= segment.offset.get() + segment.size.get()
+                segment.domain == domain && end <= start_of(segment) + segment.size.get()
             });
             assert!(holds, "{start:#x}..{end:#x} of {domain:?} lies in {segment:?}");
         }

@@ -69,6 +69,8 @@ macro_rules! functions {
             glake_region_release(*const c_char) -> i32;
             glake_region_push(*const c_char) -> i32;
             glake_region_pop() -> i32;
+            glake_plain_push() -> i32;
+            glake_plain_pop() -> i32;
             glake_region_seal(*const c_char, bool) -> i32;
             glake_region_unseal(*const c_char) -> i32;
             glake_region_prepare(*const c_char) -> i32;

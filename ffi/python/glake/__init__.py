@@ -21,7 +21,7 @@ from ._gate import active, gate
 from ._live import live
 from ._mem_pool import mem_pool
 from ._modules import Following, follow
-from ._regions import Region, fix, hooks, memory_usage, order, prepare, refill, region, region_of, regions, seal, shrink, unfix, unseal, wait
+from ._regions import Region, fix, hooks, memory_usage, order, plain, prepare, refill, region, region_of, regions, seal, shrink, unfix, unseal, wait
 from ._safepoint import safepoint, safepoint_async
 from ._statistics import memory_stats, memory_summary, snapshot, trim
 from .errors import (
@@ -83,6 +83,7 @@ __all__ = [
     "multi_path",
     "offload",
     "order",
+    "plain",
     "prepare",
     "refill",
     "region",

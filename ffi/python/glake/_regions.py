@@ -11,12 +11,14 @@ import contextlib
 import functools
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from . import _gate, _library
 from ._copies import Stream, handle_of
+from ._enable import enabled
 from ._memory import range_of
 from ._statistics import index
 from ._waiting import milliseconds
@@ -97,6 +99,63 @@ def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clea
         raise ValueError(f"host_copy is {host_copy!r}: 'drop', 'retain' and 'prepare' are there")
     _library.api().region_define(tag, _POLICIES[policy], _HOST_COPIES[host_copy] | (_CLEAN if clean else 0))
     return Region(tag, policy, host_copy, clean)
+
+
+class Plain:
+    """Plain memory: inside ``with``, what the calling thread allocates comes from the driver's own allocator. Also usable as a decorator."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Plain:
+        is_in_use = enabled() is not None or _library.is_started()
+        if is_in_use:
+            _library.api().plain_push()
+        _entered().append(is_in_use)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if _entered().pop():
+            _library.api().plain_pop()
+
+    def __call__(self, function: Function) -> Function:
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return "glake.plain()"
+
+
+_threads = threading.local()
+
+
+def _entered() -> list[bool]:
+    """Returns for each plain block that the thread is in whether the library was told."""
+    entered: list[bool] | None = getattr(_threads, "plain", None)
+    if entered is None:
+        entered = _threads.plain = []
+    return entered
+
+
+def plain() -> Plain:
+    """Returns a context in which the calling thread allocates plain memory, as ``cudaMalloc`` returns it, for libraries that demand it::
+
+        with glake.plain():
+            buffer = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")  # cudaIpcGetMemHandle and cuMemGetAddressRange work
+
+    Plain memory never leaves its GPU, and is not stitched, offloaded or sent by ``torch.multiprocessing``. It counts in all statistics and
+    under the limit and the lease, is reused by later plain allocations, and is given back by ``empty_cache`` and under memory pressure.
+    Inside a captured graph or a ``torch.cuda.MemPool`` it belongs to that pool. A ``glake.region`` entered inside takes precedence.
+
+    Does nothing while GLake serves no memory in this process: torch's own memory is plain, unless ``expandable_segments`` is set.
+
+    Raises:
+        UnavailableError: ``enable`` was called, and the library cannot start.
+    """
+    return Plain()
 
 
 def seal(tag: str, strict: bool = False) -> None:

@@ -250,6 +250,8 @@ bindings! {
     call region_release(tag: String) = glake_region_release(tag);
     call region_push(tag: String) = glake_region_push(tag);
     call region_pop() = glake_region_pop();
+    call plain_push() = glake_plain_push();
+    call plain_pop() = glake_plain_pop();
     #[pyo3(signature = (tag, strict=false))]
     call region_seal(tag: String, strict: bool) = glake_region_seal(tag, strict);
     call region_unseal(tag: String) = glake_region_unseal(tag);

@@ -61,6 +61,55 @@ class Cleaned(unittest.TestCase):
         self.assertIn("clean=True", repr(glake.region(next(tags), clean=True)))
 
 
+class Plain(unittest.TestCase):
+    """The simulated device has no IPC handles to ask for here: tests in Rust do, and tests/gpu/torch/plain.py on a GPU."""
+
+    def test_it_stays_while_everything_else_leaves(self):
+        tag = next(tags)
+        with glake.region(tag):
+            leaves = Array(8 * MIB, 1)
+            with glake.plain():
+                array = Array(8 * MIB, 2)
+        self.assertEqual((glake.region_of(leaves), glake.region_of(array)), (tag, None))
+        report = glake.shrink()
+        self.assertGreaterEqual(report["freed"], 8 * MIB)
+        self.assertTrue(array.is_right())
+        plain = [used["bytes"] for used in glake.memory_usage() if "plain memory" in used["holder"]]
+        self.assertGreaterEqual(sum(plain), 8 * MIB)
+        glake.refill()
+        self.assertTrue(leaves.is_right())
+        glake.fix(array)
+        with self.assertRaisesRegex(glake.UnsupportedError, "is plain"):
+            glake.live(array, [(0, MIB)])
+
+    def test_as_a_decorator_and_on_its_own_thread(self):
+        @glake.plain()
+        def inside():
+            other = []
+            thread = threading.Thread(target=lambda: other.append(Array(4 * MIB, 3)))
+            thread.start()
+            thread.join()
+            return Array(4 * MIB, 4), other[0]
+
+        plain, other = inside()
+        glake.fix(plain)
+        report = glake.shrink()
+        self.assertTrue(plain.is_right())
+        self.assertGreaterEqual(report["freed"], 4 * MIB)
+        glake.refill()
+        self.assertTrue(other.is_right())
+
+    def test_without_the_library_it_does_nothing(self):
+        text = child.check(self, """
+            import os
+            os.environ["GLAKE_LIBRARY"] = "/nowhere/libgmlake.so"
+            import glake
+            with glake.plain(), glake.plain():
+                print(repr(glake.plain()))
+        """)
+        self.assertEqual(text.strip(), "glake.plain()")
+
+
 class Life(unittest.TestCase):
     def test_out_and_back(self):
         tag, arrays = made()

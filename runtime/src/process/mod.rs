@@ -76,11 +76,11 @@ pub use offload::{
 };
 pub use pools::{PoolCheckpoint, Pools};
 pub use private::{Filter, PoolId};
-use regions::RegionFlags;
 pub use regions::{
     Hook, LiveCallback, MemoryUsage, Moved, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport,
     SkippedExtent, Tier,
 };
+use regions::{RegionFlags, Target};
 use sharing::Imports;
 pub use sharing::Sharing;
 pub use shortage::{InTorchWords, Shortage};
@@ -275,13 +275,15 @@ impl Process {
         let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
         let capture = || self.driver.capture_state(memory.id(), raw).ok();
         let routed = started.private.domain_of(&started.pool, raw, capture);
-        let is_plain = self.flags.is_plain();
-        let domain = if is_plain { routed } else { self.regions.set().domain_of(started, routed)? };
-        let block = match started.pool.malloc_in(domain, size, stream) {
+        let is_quiet = self.flags.is_quiet();
+        let target =
+            if is_quiet { Target::of(routed) } else { self.regions.set().target_of(started, routed)? };
+        let domain = target.domain;
+        let block = match target.malloc(started, size, stream) {
             Ok(block) => block,
             Err(error) => return Err(self.registry.refused(memory, size, raw, error)),
         };
-        if !is_plain {
+        if !is_quiet {
             self.regions.set().handed_out(started, domain, block.address);
         }
         if self.observers.history.is_on() {

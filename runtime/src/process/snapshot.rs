@@ -58,13 +58,12 @@ impl Reports {
     /// Returns every mapped range of a device with its blocks.
     pub(super) fn segments_of(&self, memory: &DeviceMemory) -> Vec<SegmentView> {
         let Some(started) = memory.started() else { return Vec::new() };
-        let base = started.pool.base().0;
         let segments = started.pool.report().segments().into_iter().map(|segment| {
             let streams = segment.blocks.iter().filter_map(|block| block.stream);
             let stream = streams.filter_map(|key| self.streams.handle(key)).next();
-            let address = Address(base + segment.offset.get());
+            let address = started.pool.address_of(segment.offset);
             let blocks = segment.blocks.iter().map(|block| BlockView {
-                address: Address(base + block.offset.get()),
+                address: started.pool.address_of(block.offset),
                 size: block.size.get(),
                 requested: block.requested.get(),
                 live: block.live,

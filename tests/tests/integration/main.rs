@@ -11,6 +11,7 @@ mod pool_faults;
 mod pool_holds;
 mod pool_lease;
 mod pool_metrics;
+mod pool_plain;
 mod pool_programs;
 mod pool_queries;
 mod pool_sizes;

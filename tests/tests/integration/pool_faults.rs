@@ -210,6 +210,16 @@ const CASES: &[Case] = &[
         late: true,
     },
     Case {
+        name: "plain memory",
+        ready: |_| (),
+        ask: |scene| {
+            let domain = glake_stitch::Allocator::default_domain();
+            scene.fixture.pool.malloc_plain(domain, Bytes::mib(20), scene.one.pool).map(Some)
+        },
+        needs: &[Verb::AllocPlain],
+        late: false,
+    },
+    Case {
         name: "a wait for another stream",
         ready: |scene| {
             scene.holes(8, 4);

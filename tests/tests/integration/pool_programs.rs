@@ -22,7 +22,7 @@ const CAPTURING: usize = STREAMS - 1;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Malloc { size: u64, stream: usize, domain: usize },
+    Malloc { size: u64, stream: usize, domain: usize, plain: bool },
     Free { which: usize },
     Use { which: usize, stream: usize },
     Hold { which: usize, stream: usize },
@@ -43,7 +43,8 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let size = prop_oneof![3 => 1..1u64 << 20, 4 => 1 << 20..12u64 << 20, 1 => 12 << 20..70u64 << 20];
     prop_oneof![
-        14 => (size, 0..STREAMS, 0..4usize).prop_map(|(size, stream, domain)| Op::Malloc { size, stream, domain }),
+        14 => (size, 0..STREAMS, 0..4usize, prop::bool::weighted(0.2))
+            .prop_map(|(size, stream, domain, plain)| Op::Malloc { size, stream, domain, plain }),
         12 => any::<usize>().prop_map(|which| Op::Free { which }),
         3 => (any::<usize>(), 0..CAPTURING).prop_map(|(which, stream)| Op::Use { which, stream }),
         4 => (any::<usize>(), 0..CAPTURING).prop_map(|(which, stream)| Op::Hold { which, stream }),
@@ -122,7 +123,9 @@ impl Run {
 
     fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Malloc { size, stream, domain } => self.malloc(Bytes::new(size), stream, domain),
+            Op::Malloc { size, stream, domain, plain } => {
+                self.malloc(Bytes::new(size), stream, domain, plain)
+            }
             Op::Free { which } if !self.blocks.is_empty() => self.free(which % self.blocks.len()),
             Op::Use { which, stream } if !self.blocks.is_empty() => {
                 self.lend(which % self.blocks.len(), stream);
@@ -172,18 +175,23 @@ impl Run {
         }
     }
 
-    fn malloc(&mut self, size: Bytes, stream: usize, domain: usize) {
+    fn malloc(&mut self, size: Bytes, stream: usize, domain: usize, plain: bool) {
         let captured = stream == CAPTURING && self.capture.is_some();
         let domain = match &self.capture {
             Some(capture) if captured => capture.domain,
             _ => self.domains[domain % self.domains.len()],
         };
-        let block = match self.fixture.pool.malloc_in(domain, size, self.lanes[stream].pool) {
+        let (pool, lane) = (&self.fixture.pool, self.lanes[stream].pool);
+        let asked =
+            if plain { pool.malloc_plain(domain, size, lane) } else { pool.malloc_in(domain, size, lane) };
+        let block = match asked {
             Ok(block) => block,
             Err(error) if error.is_out_of_memory() => return,
             Err(PoolError::Driver(DriverError::Capturing { .. })) if self.capture.is_some() => return,
             Err(error) => panic!("{error}"),
         };
+        assert_eq!(pool.is_plain(block.address), plain);
+        assert_eq!(self.fixture.sim.ipc_handle(block.address).is_ok(), plain);
         assert!(block.size >= size && block.size.is_aligned(Bytes::new(512)));
         self.ledger.take(block, domain);
         self.hold(block, domain, stream, self.lanes[stream].pool, captured);
@@ -216,7 +224,10 @@ impl Run {
 
     fn share(&mut self, index: usize) {
         let Held { number, stamp, .. } = self.blocks[index];
-        let exported = self.fixture.pool.export(stamp.block.address, 0..1).unwrap();
+        let exported = match self.fixture.pool.export(stamp.block.address, 0..1) {
+            Err(PoolError::Plain { address, .. }) => return assert!(self.fixture.pool.is_plain(address)),
+            exported => exported.unwrap(),
+        };
         assert_eq!((exported.base, exported.size), (stamp.block.address, stamp.block.size));
         self.shared.push((number, exported.life));
     }

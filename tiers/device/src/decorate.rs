@@ -68,6 +68,9 @@ macro_rules! delegate {
             at start, of size, for u32::try_from(access.len()).unwrap_or(u32::MAX);
         safe export Export (handle: $crate::Handle) -> std::os::fd::OwnedFd;
         safe import Import (shared: std::os::fd::BorrowedFd<'_>) -> $crate::Handle;
+        safe alloc_plain AllocPlain (device: $crate::DeviceId, size: glake_units::Bytes) -> $crate::Address,
+            on device, of size;
+        unsafe free_plain FreePlain (device: $crate::DeviceId, start: $crate::Address) -> (), on device, at start;
     ); };
     // Work of a stream.
     (work) => { $crate::decorate::delegate!(@

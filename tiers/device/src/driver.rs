@@ -306,6 +306,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Imports another process's memory. The caller must release the handle.
     fn import(&self, shared: BorrowedFd<'_>) -> Result<Handle>;
 
+    /// Allocates memory of a device at an address of the driver's own choice (`cuMemAlloc`), accessible to the device's own work. Unlike
+    /// mapped memory it has a legacy IPC handle, and its address range is the whole allocation.
+    fn alloc_plain(&self, device: DeviceId, size: Bytes) -> Result<Address>;
+    /// Frees memory of [`Driver::alloc_plain`] once the device's enqueued work is done.
+    ///
+    /// # Safety
+    /// The allocation is alive and the caller's to free; no work of another device uses it.
+    unsafe fn free_plain(&self, device: DeviceId, start: Address) -> Result<()>;
+
     // Bytes.
 
     /// Enqueues a copy on a stream of `device`.

@@ -98,7 +98,7 @@ verbs! {
     Devices = "devices", MemoryInfo = "memory_info",
     Granularity = "granularity", Reserve = "reserve", Unreserve = "unreserve", Create = "create",
     Release = "release", Map = "map", Unmap = "unmap", SetAccess = "set_access", Export = "export",
-    Import = "import",
+    Import = "import", AllocPlain = "alloc_plain", FreePlain = "free_plain",
     Copy = "copy", CopyBetween = "copy_between", CopyBatch = "copy_batch", Fill = "fill", ReadNow = "read_now", WriteNow = "write_now",
     StreamCreate = "stream_create", StreamDestroy = "stream_destroy", StreamId = "stream_id",
     StreamDevice = "stream_device",

@@ -83,6 +83,14 @@ impl Driver for Stub {
         self.live_handles.fetch_sub(1, Relaxed);
         Ok(())
     }
+    fn alloc_plain(&self, _: DeviceId, _: Bytes) -> Result<Address> {
+        self.live_handles.fetch_add(1, Relaxed);
+        Ok(Address(self.fresh()))
+    }
+    unsafe fn free_plain(&self, _: DeviceId, _: Address) -> Result<()> {
+        self.live_handles.fetch_sub(1, Relaxed);
+        Ok(())
+    }
     unsafe fn map(&self, start: Address, size: Bytes, _: Handle) -> Result<()> {
         self.mapped.lock().insert(start.0, size.get());
         Ok(())

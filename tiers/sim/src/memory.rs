@@ -246,6 +246,22 @@ impl Memory {
         }
     }
 
+    /// Records the context in which memory without a handle was allocated.
+    pub(super) fn note_made_at(&mut self, start: Address, context: ContextId) {
+        if let Some((_, mapping)) = self.space.find(start.0) {
+            let handle = mapping.extent;
+            self.note_made(handle, context);
+        }
+    }
+
+    /// Returns the allocation that a legacy IPC handle of an address would name: memory allocated as a whole. Mapped memory, pools and
+    /// managed memory have none.
+    pub(super) fn ipc_range(&self, address: Address) -> Option<(Address, Bytes)> {
+        let (_, mapping) = self.space.find(address.0)?;
+        let is_plain = self.extents.get(&mapping.extent)?.kind == Kind::Plain;
+        is_plain.then(|| self.range(address)).flatten()
+    }
+
     /// Returns the number of extents created in a context.
     pub(super) fn made_in(&self, context: ContextId) -> u64 {
         self.of(context.device).filter(|extent| extent.made_in == Some(context)).count() as u64

@@ -5,8 +5,9 @@ use glake_units::Bytes;
 use super::arena::Kind;
 use super::capture::Graph;
 use super::context::{ContextId, ContextKind, Current, SimContext};
+use super::denial::Denial;
 use super::simulator::Simulator;
-use glake_device::{Address, DeviceId, Driver, Priority, Result, Stream, Verb};
+use glake_device::{Address, DeviceId, Driver, Priority, Refusal, Result, Stream, Verb};
 
 impl Simulator {
     /// Creates a context for the program besides the primary one.
@@ -86,6 +87,18 @@ impl Simulator {
             self.wait_for(Verb::Release, |state| Ok(state.points_of(context)))?;
         }
         self.ask(Verb::Release, |state| state.world.memory.free(start))
+    }
+
+    /// Returns the allocation that a legacy IPC handle of an address names, as `cuIpcGetMemHandle` and `cuMemGetAddressRange` would: plain
+    /// memory only.
+    ///
+    /// # Errors
+    /// [`glake_device::Refusal::InvalidValue`] for all other memory, as CUDA answers 1 for mapped memory.
+    pub fn ipc_handle(&self, address: Address) -> Result<(Address, Bytes)> {
+        self.ask(Verb::Export, |state| {
+            let range = state.world.memory.ipc_range(address);
+            range.ok_or(Denial::Refused(address, Refusal::InvalidValue))
+        })
     }
 
     /// Returns whether memory can be registered for RDMA, as `CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE` reports of memory mapped by

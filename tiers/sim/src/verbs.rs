@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
+use super::arena::Kind;
 use super::context::{ContextId, ContextKind};
 use super::denial::{Checked, Denial};
 use super::kernel::{KernelRequest, Request};
@@ -91,6 +92,24 @@ impl Driver for Simulator {
 
     fn import(&self, shared: BorrowedFd<'_>) -> Result<Handle> {
         self.ask(Verb::Import, |state| state.world.memory.import(shared))
+    }
+
+    fn alloc_plain(&self, device: DeviceId, size: Bytes) -> Result<Address> {
+        let context = self.context(device);
+        self.ask(Verb::AllocPlain, |state| {
+            state.world.memory.device(device)?;
+            state.use_context(context)?;
+            let start = state.world.memory.alloc(Kind::Plain, device, size.get())?;
+            state.world.memory.note_made_at(start, context);
+            Ok(start)
+        })
+    }
+
+    unsafe fn free_plain(&self, device: DeviceId, start: Address) -> Result<()> {
+        let context = self.context(device);
+        self.ask(Verb::FreePlain, |state| state.no_capture(context))?;
+        self.wait_for(Verb::FreePlain, |state| Ok(state.points_of(context)))?;
+        self.ask(Verb::FreePlain, |state| state.world.memory.free(start))
     }
 
     unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {

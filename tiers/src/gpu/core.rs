@@ -33,8 +33,8 @@ use std::sync::{Arc, OnceLock};
 use glake_device::owned::{CompletionEvents, OwnedEvent, Reservation, Span};
 use glake_device::{Address, DeviceId, Driver, DriverError, StreamId};
 use glake_stitch::{
-    Allocator, ExtentId, Grant, HoldId, HomeRange, Outcome, Plan, Request, Settings, StitchError, StreamKey,
-    StreamUse,
+    Allocator, DomainId, ExtentId, Grant, HoldId, HomeRange, Outcome, Plan, Request, Settings, StitchError,
+    StreamKey, StreamUse,
 };
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
@@ -42,6 +42,7 @@ use rustc_hash::FxHashMap;
 
 use super::error::retry;
 use super::live_ranges::{BytesToKeep, LiveRanges};
+use super::plain::Plain;
 use super::uses::UseEvents;
 use super::{PoolError, Result};
 
@@ -67,6 +68,7 @@ pub(crate) struct Core {
     live_ranges: LiveRanges,
     holds: HoldEvents,
     uses: UseEvents,
+    plain: Plain,
     /// Held during each plan's driver calls, and during each read of a resident extent.
     layout: Mutex<()>,
     poison: OnceLock<String>,
@@ -79,10 +81,12 @@ impl Core {
         device: DeviceId,
         settings: Settings,
     ) -> Result<Self> {
+        let unit = settings.granularity;
         let allocator = Allocator::new(settings).map_err(|source| PoolError::Refused { device, source })?;
         let reservation = Arc::new(Reservation::new(completion_events, device, allocator.address_space())?);
         Ok(Core {
             device,
+            plain: Plain::new(unit, allocator.home_space()),
             completion_events: completion_events.clone(),
             reservation,
             allocator: Mutex::new(allocator),
@@ -209,7 +213,18 @@ impl Core {
     /// Converts an offset to an address.
     #[inline]
     pub(crate) fn address(&self, offset: Bytes) -> Address {
-        Address(self.reservation.start().0 + offset.get())
+        let shift = self.plain.shift(offset);
+        Address((self.reservation.start().0 + offset.get()).wrapping_add(shift))
+    }
+
+    /// Returns the record of plain memory.
+    pub(super) fn plain(&self) -> &Plain {
+        &self.plain
+    }
+
+    /// Returns whether a domain has plain extents.
+    pub(super) fn is_plain(&self, domain: DomainId) -> bool {
+        self.lock().domain_options(domain).is_some_and(|options| options.plain)
     }
 
     /// Converts an address to an offset.
@@ -220,7 +235,9 @@ impl Core {
     pub(super) fn offset(&self, address: Address) -> Result<Bytes> {
         let offset = address.0.checked_sub(self.reservation.start().0).map(Bytes::new);
         let inside = offset.filter(|&offset| offset < self.reservation.size());
-        inside.ok_or(PoolError::UnknownAddress { device: self.device, address })
+        inside
+            .or_else(|| self.plain.offset(address))
+            .ok_or(PoolError::UnknownAddress { device: self.device, address })
     }
 
     /// Returns a span of the pool's memory for asynchronous work.
@@ -561,9 +578,14 @@ impl ReadHolds<'_> {
     /// Returns a span of live blocks for asynchronous work.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`] outside the pool; the error of the driver's mapping table if part of the range is not mapped.
+    /// [`PoolError::UnknownAddress`] outside the pool; [`PoolError::Plain`]; the error of the driver's mapping table if part of the range
+    /// is not mapped.
     pub fn span(&self, address: Address, size: Bytes) -> Result<Span> {
-        self.core.span(HomeRange { offset: self.core.offset(address)?, size })
+        let offset = self.core.offset(address)?;
+        if self.core.plain().holds(offset) {
+            return Err(PoolError::Plain { device: self.core.device(), address });
+        }
+        self.core.span(HomeRange { offset, size })
     }
 
     /// Returns the freed bytes that holds reserve for the stream of their block.

@@ -18,7 +18,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use glake_device::{Address, DriverError, ExtentProperties};
-use glake_stitch::{Claim, DomainId, DomainOptions, ExtentState, Obstacle, Plan, StitchError, StreamKey};
+use glake_stitch::{
+    Allocator, Claim, DomainId, DomainOptions, ExtentState, Obstacle, Plan, StitchError, StreamKey,
+};
 use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
@@ -68,17 +70,41 @@ impl Domains<'_> {
         }
         released.map_err(|source| self.core.refused(source))?;
         self.clock.note_freed();
-        Ok(())
+        // Not made while its domain lives: released with it, or never made.
+        self.core.plain().twin(domain).map_or(Ok(()), |twin| self.release(twin))
     }
 
-    /// Returns whether the domain exists.
+    /// Returns whether the domain or its plain twin exists.
     pub(super) fn has(&self, domain: DomainId) -> bool {
-        self.core.lock().has_domain(domain)
+        let twin = self.core.plain().twin(domain);
+        let core = self.core.lock();
+        core.has_domain(domain) || twin.is_some_and(|twin| core.has_domain(twin))
+    }
+
+    /// Returns the domain of plain memory that keeps and lends its memory like `domain`, added on first use.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] if there is no such domain.
+    pub(super) fn plain(&self, domain: DomainId) -> Result<DomainId> {
+        let of = self.core.lock().domain_options(domain);
+        let unknown = || self.core.refused(StitchError::UnknownDomain { domain });
+        let options = of.ok_or_else(unknown)?;
+        if let Some(twin) = self.core.plain().twin(domain) {
+            let mut core = self.core.lock();
+            if options.is_private() && core.domain_options(twin).is_some_and(|twin| !twin.is_private()) {
+                core.keep_addresses(twin);
+            }
+            return Ok(twin);
+        }
+        let is_there = |twin| self.core.lock().has_domain(twin);
+        Ok(self.core.plain().twin_or(domain, is_there, || self.core.lock().add_domain(options.plain())))
     }
 
     /// Keeps the domain's memory at its addresses from now on.
     pub(super) fn keep_addresses(&self, domain: DomainId) {
-        self.core.lock().keep_addresses(domain);
+        let twin = self.core.plain().twin(domain);
+        let mut core = self.core.lock();
+        [Some(domain), twin].into_iter().flatten().for_each(|domain| core.keep_addresses(domain));
     }
 
     /// Returns whether all memory of a domain must be kept, even without live blocks: a graph's pool, whose graph uses its addresses.
@@ -100,18 +126,24 @@ impl FreeMemory<'_> {
     pub(super) fn trim(&self, keep: Bytes) -> Result<Bytes> {
         self.clock.tick()?;
         let mut growing = self.growth.lock()?;
+        growing.free_plain();
         let before = self.core.lock().reserved_bytes();
         let plan = self.core.lock().plan_trim(keep);
         self.release(&mut growing, plan, before)
     }
 
-    /// Releases all free memory of one domain. Returns the number of bytes released.
+    /// Releases all free memory of one domain and its plain twin. Returns the number of bytes released.
     pub(super) fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
         self.clock.tick()?;
         let mut growing = self.growth.lock()?;
-        let before = self.core.lock().reserved_bytes();
-        let plan = self.core.lock().plan_trim_domain(domain);
-        self.release(&mut growing, plan, before)
+        growing.free_plain();
+        let twin = self.core.plain().twin(domain);
+        let trims = [Some(domain), twin].into_iter().flatten().map(|domain| {
+            let before = self.core.lock().reserved_bytes();
+            let plan = self.core.lock().plan_trim_domain(domain);
+            self.release(&mut growing, plan, before)
+        });
+        trims.sum()
     }
 
     /// Releases the free memory of a domain for a shrink, which also lowers the lease by it.
@@ -160,6 +192,8 @@ pub struct Checkpoint {
     base: Address,
     blocks: Vec<LiveBlock>,
     claims: Vec<Claim>,
+    /// Claims of the domain's plain twin.
+    plain: Vec<Claim>,
 }
 
 impl Checkpoint {
@@ -189,10 +223,15 @@ pub(super) struct Checkpoints<'a> {
 impl Checkpoints<'_> {
     /// Records the live blocks of a domain.
     pub(super) fn take(&self, domain: DomainId) -> Result<Checkpoint> {
+        let twin = self.core.plain().twin(domain);
         let core = self.core.lock();
-        let claims = core.checkpoint(domain).map_err(|source| self.core.refused(source))?;
-        let blocks = core.blocks().of(domain).into_iter().map(|block| self.live_block(block)).collect();
-        Ok(Checkpoint { base: self.core.reservation().start(), blocks, claims })
+        let claims_of = |domain| core.checkpoint(domain).map_err(|source| self.core.refused(source));
+        let (claims, plain) = (claims_of(domain)?, twin.map_or(Ok(Vec::new()), claims_of)?);
+        let domains = [Some(domain), twin].into_iter().flatten();
+        let mut blocks: Vec<_> =
+            domains.flat_map(|domain| core.blocks().of(domain)).map(|block| self.live_block(block)).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        Ok(Checkpoint { base: self.core.reservation().start(), blocks, claims, plain })
     }
 
     /// Makes exactly the checkpoint's blocks live in a domain. Waits for pending frees once if necessary.
@@ -215,9 +254,15 @@ impl Checkpoints<'_> {
     fn try_restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
         // Prevents plans from holding memory of the domain meanwhile.
         let _quiet = self.growth.lock()?;
+        let twin = self.core.plain().twin(domain);
         let (restored, uses) = {
             let mut core = self.core.lock();
-            let restored = core.restore(domain, &checkpoint.claims);
+            let restored = match twin {
+                None => core.restore(domain, &checkpoint.claims),
+                Some(twin) => {
+                    restore_both(&mut core, [domain, twin], [&checkpoint.claims, &checkpoint.plain])
+                }
+            };
             if let Ok(glake_stitch::Restored { freed, claimed }) = &restored {
                 // A block that stays live keeps its exports.
                 let stays: FxHashSet<_> = claimed.iter().map(|block| (block.offset, block.size)).collect();
@@ -235,6 +280,28 @@ impl Checkpoints<'_> {
 
     fn live_block(&self, block: glake_stitch::LiveBlock) -> LiveBlock {
         LiveBlock::of(self.core, block)
+    }
+}
+
+/// Restores a domain and its plain twin, or neither.
+fn restore_both(
+    core: &mut Allocator,
+    [domain, twin]: [DomainId; 2],
+    [claims, plain]: [&[Claim]; 2],
+) -> std::result::Result<glake_stitch::Restored, StitchError> {
+    let before = core.checkpoint(domain)?;
+    let mut restored = core.restore(domain, claims)?;
+    match core.restore(twin, plain) {
+        Ok(glake_stitch::Restored { freed, claimed }) => {
+            restored.freed.extend(freed);
+            restored.claimed.extend(claimed);
+            Ok(restored)
+        }
+        Err(error) => {
+            // The blocks before are claimable: nothing else has used their bytes under the lock.
+            core.restore(domain, &before)?;
+            Err(error)
+        }
     }
 }
 
@@ -288,6 +355,9 @@ impl Exports<'_> {
             (block.offset, block.size, backing, self.core.lives().of(block.offset))
         };
         let mut extents = Vec::with_capacity(backing.extents.len());
+        if self.core.plain().holds(offset) {
+            return Err(PoolError::Plain { device, address });
+        }
         for id in &backing.extents {
             let extent = growing.extent(*id).ok_or_else(unknown)?;
             if !self.supported {

@@ -110,6 +110,17 @@ pub enum PoolError {
         /// Address passed by the caller.
         address: Address,
     },
+    /// The memory is plain: it has an address of the driver's own, and stays there.
+    #[error(
+        "{device}: the memory at {address} is plain (glake.plain), so that GLake neither moves, offloads nor shares it: use the \
+         driver's own calls, such as cudaIpcGetMemHandle, or allocate it outside of glake.plain"
+    )]
+    Plain {
+        /// Device of the pool.
+        device: DeviceId,
+        /// Address passed by the caller.
+        address: Address,
+    },
     /// The driver cannot export memory of this device to other processes.
     #[error(
         "{device}: the memory at {address} cannot be shared with another process, because the driver gives no file \

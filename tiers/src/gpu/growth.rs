@@ -10,7 +10,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use glake_device::owned::{Extent, Mapping, Sequence};
+use glake_device::owned::{Extent, Mapping, PlainMemory, Sequence};
 use glake_device::{Address, DeviceId, DriverError, ExtentProperties, Refusal, Stream};
 use glake_stitch::{Allocator, DomainId, ExtentId, Grant, Plan, Step, StreamKey};
 use glake_units::Bytes;
@@ -44,6 +44,8 @@ pub(super) struct Growth {
 #[derive(Debug, Default)]
 struct PlanState {
     extents: FxHashMap<ExtentId, ExtentMemory>,
+    /// Plain memory that plans have released and the driver has not freed yet, because a capture was open.
+    unfreed: Vec<ExtentMemory>,
     properties: FxHashMap<DomainId, ExtentProperties>,
     streams: FxHashMap<StreamKey, Stream>,
     /// Domains of peer blocks by owner, created on demand: the driver's access calls take longer the more GPUs they cover.
@@ -104,10 +106,12 @@ impl GrowthGuard<'_> {
     pub(super) fn carry_out(&mut self, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
         let growth = self.growth;
         let (core, clock, records) = (&growth.core, &growth.clock, &growth.records);
-        let _layout = core.lock_layout();
+        let layout = core.lock_layout();
         let done = self.count(plan.created()).and_then(|mut counted| {
             Execution { core, clock, records, growing: self, counted: &mut counted }.run(plan)
         });
+        drop(layout);
+        self.free_plain();
         match done {
             Ok(()) => {
                 let grant = core.commit(plan, stream);
@@ -136,9 +140,49 @@ impl GrowthGuard<'_> {
         domain: DomainId,
         counted: &mut LeaseCharge,
     ) -> std::result::Result<ExtentMemory, DriverError> {
-        let properties = self.held.properties.get(&domain).copied().unwrap_or(self.growth.properties);
-        let memory = retry(|| Extent::new(self.growth.core.driver(), size, properties))?;
+        let core = &self.growth.core;
+        let memory = if core.is_plain(domain) {
+            Memory::Plain(retry(|| PlainMemory::new(core.driver(), core.device(), size))?)
+        } else {
+            let properties = self.held.properties.get(&domain).copied().unwrap_or(self.growth.properties);
+            Memory::Mapped(retry(|| Extent::new(core.driver(), size, properties))?)
+        };
         Ok(ExtentMemory::new(memory, counted.split(size)))
+    }
+
+    /// Frees plain memory that plans have released. During a capture, in which the driver may refuse to free, the memory waits.
+    pub(super) fn free_plain(&mut self) {
+        if self.held.unfreed.is_empty() {
+            return;
+        }
+        let unfreed = &mut self.held.unfreed;
+        let events = self.growth.clock.completion_events();
+        // The driver waits for the device: the pool's work on this memory is done, other work may run.
+        events.outside_captures(|| unfreed.clear());
+    }
+
+    /// Removes an extent that a plan has released.
+    fn release(&mut self, extent: ExtentId) {
+        let released = self.held.extents.remove(&extent);
+        self.held.unfreed.extend(released.filter(|memory| memory.plain().is_some()));
+    }
+
+    fn plain(&self, extent: ExtentId) -> Option<&PlainMemory> {
+        self.held.extents.get(&extent).and_then(ExtentMemory::plain)
+    }
+
+    /// Calls `access` with the plain memory at an offset and the position in it; `None` if it has been released.
+    pub(super) fn with_plain<T>(
+        &self,
+        offset: Bytes,
+        access: impl FnOnce(&PlainMemory, Bytes) -> T,
+    ) -> Option<T> {
+        let core = &self.growth.core;
+        let address = core.address(offset);
+        let memory = self.held.extents.values().filter_map(ExtentMemory::plain);
+        let found = memory.filter_map(|memory| Some((memory, address.0.checked_sub(memory.start().0)?)));
+        let found = found.into_iter().find(|(memory, at)| *at < memory.size().get());
+        found.map(|(memory, at)| access(memory, Bytes::new(at)))
     }
 
     pub(super) fn insert(&mut self, extent: ExtentId, made: ExtentMemory) {
@@ -153,12 +197,18 @@ impl GrowthGuard<'_> {
         self.held.extents.get(&extent).and_then(ExtentMemory::memory)
     }
 
-    /// Maps an extent; does nothing if the extent has no memory.
+    /// Maps an extent, or records the address of a plain one; does nothing if the extent has no memory.
     pub(super) fn map(
         &self,
         extent: ExtentId,
         offset: Bytes,
     ) -> std::result::Result<Option<Mapping>, DriverError> {
+        if let Some(memory) = self.plain(extent) {
+            let core = &self.growth.core;
+            let home = Address(core.reservation().start().0 + offset.get());
+            core.plain().add(offset, memory.size(), home, memory.start());
+            return Ok(None);
+        }
         let map = |extent| retry(|| self.growth.core.reservation().map(offset, extent));
         self.extent(extent).map(map).transpose()
     }
@@ -170,8 +220,10 @@ impl GrowthGuard<'_> {
         offset: Bytes,
         size: Bytes,
     ) -> std::result::Result<(), DriverError> {
-        let access = self.growth.reach.access(domain, self.owner_of(domain));
-        retry(|| self.growth.core.reservation().set_access(offset, size, &access))?;
+        if !self.growth.core.is_plain(domain) {
+            let access = self.growth.reach.access(domain, self.owner_of(domain));
+            retry(|| self.growth.core.reservation().set_access(offset, size, &access))?;
+        }
         self.tell_mapped(offset, size);
         Ok(())
     }
@@ -273,7 +325,7 @@ impl Execution<'_, '_> {
         }
         for step in &plan.steps {
             if let Step::Release { extent, .. } = step {
-                self.growing.remove(*extent);
+                self.growing.release(*extent);
                 self.records.forget(*extent);
             }
         }
@@ -289,6 +341,11 @@ impl Execution<'_, '_> {
             }
             Step::Map { extent, offset, .. } => self.growing.map(*extent, *offset).map(|_| ()),
             Step::Access { offset, size, domain } => self.growing.give_access(*domain, *offset, *size),
+            Step::Unmap { offset, size, .. } if self.core.plain().holds(*offset) => {
+                self.growing.tell_unmapping(*offset, *size);
+                self.core.plain().remove(*offset, *size);
+                Ok(())
+            }
             Step::Unmap { offset, size, extents } => {
                 let proof = self.clock.proof();
                 let mappings = self.growing.mappings_from(*offset, extents);
@@ -337,16 +394,23 @@ impl Execution<'_, '_> {
             }
             // The address was never handed out, so that no work can use it and no wait is needed: a wait for the whole
             // context would break a capture.
+            Step::Map { offset, size, .. } if self.core.plain().holds(*offset) => {
+                self.core.plain().remove(*offset, *size);
+                Ok(())
+            }
             Step::Map { offset, size, .. } => {
                 let mapping = [Mapping { offset: *offset, size: *size }];
                 self.core.reservation().retire(&mapping, Sequence::START)?;
                 retry(|| self.core.reservation().unmap(&mapping, &self.clock.completion_events().start()))
             }
             Step::Unmap { offset, size, extents } => {
+                let domain_of = |extent: &ExtentId| self.core.lock().extents().size_and_domain(*extent).1;
                 for mapping in self.growing.mappings_from(*offset, extents).iter().zip(extents) {
                     self.growing.map(*mapping.1, mapping.0.offset)?;
                 }
-                let domain_of = |extent: &ExtentId| self.core.lock().extents().size_and_domain(*extent).1;
+                if let Some(plain) = extents.first().filter(|extent| self.growing.plain(**extent).is_some()) {
+                    self.growing.map(*plain, *offset)?;
+                }
                 let domain = extents.first().map_or_else(Allocator::default_domain, domain_of);
                 self.growing.give_access(domain, *offset, *size)
             }
@@ -360,17 +424,55 @@ impl Execution<'_, '_> {
     }
 }
 
+/// Physical memory of an extent.
+#[derive(Debug)]
+pub(super) enum Memory {
+    /// Created by handle and mapped at home.
+    Mapped(Extent),
+    /// At an address of the driver's own.
+    Plain(PlainMemory),
+}
+
+impl Memory {
+    fn release(self) -> std::result::Result<(), (Memory, DriverError)> {
+        match self {
+            Memory::Mapped(extent) => {
+                extent.release().map_err(|(extent, error)| (Memory::Mapped(extent), error))
+            }
+            Memory::Plain(plain) => plain.release().map_err(|(plain, error)| (Memory::Plain(plain), error)),
+        }
+    }
+
+    fn abandon(self) {
+        match self {
+            Memory::Mapped(extent) => extent.abandon(),
+            Memory::Plain(plain) => plain.abandon(),
+        }
+    }
+}
+
 /// Extent with physical memory.
 #[derive(Debug)]
-pub(super) struct ExtentMemory(Option<(Extent, LeaseCharge)>);
+pub(super) struct ExtentMemory(Option<(Memory, LeaseCharge)>);
 
 impl ExtentMemory {
-    pub(super) fn new(memory: Extent, counted: LeaseCharge) -> ExtentMemory {
+    pub(super) fn new(memory: Memory, counted: LeaseCharge) -> ExtentMemory {
         ExtentMemory(Some((memory, counted)))
     }
 
+    /// Returns the memory that can be mapped.
     pub(super) fn memory(&self) -> Option<&Extent> {
-        self.0.as_ref().map(|(memory, _)| memory)
+        match &self.0 {
+            Some((Memory::Mapped(memory), _)) => Some(memory),
+            _ => None,
+        }
+    }
+
+    fn plain(&self) -> Option<&PlainMemory> {
+        match &self.0 {
+            Some((Memory::Plain(memory), _)) => Some(memory),
+            _ => None,
+        }
     }
 
     /// Releases the memory. A shrink also lowers the lease; with `leased` the lease keeps its size.

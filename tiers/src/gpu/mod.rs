@@ -78,6 +78,7 @@ mod growth;
 mod lease;
 mod live_ranges;
 mod peer;
+mod plain;
 mod reach;
 mod records;
 mod uses;
@@ -169,6 +170,15 @@ impl GpuPool {
     /// The same as [`GpuPool::malloc`].
     pub fn malloc_in(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
         self.blocks.malloc(domain, size, stream)
+    }
+
+    /// Allocates a block of plain memory for a domain: at an address of the driver's own (`cuMemAlloc`), so that it has a legacy IPC handle
+    /// and an address range of its own. It stays on its GPU, and is otherwise kept, lent and released like the domain's memory.
+    ///
+    /// # Errors
+    /// The same as [`GpuPool::malloc`].
+    pub fn malloc_plain(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
+        self.blocks.malloc(self.domains().plain(domain)?, size, stream)
     }
 
     /// Frees a block and returns its size. Its own stream may reuse the bytes at once, or after the recorded uses by other streams; other
@@ -340,6 +350,16 @@ impl GpuPool {
         }
     }
 
+    /// Returns the address of an offset of a segment or of a block in it.
+    pub fn address_of(&self, offset: Bytes) -> Address {
+        self.core.address(offset)
+    }
+
+    /// Returns whether an address lies in plain memory of the pool ([`GpuPool::malloc_plain`]).
+    pub fn is_plain(&self, address: Address) -> bool {
+        self.core.plain().offset(address).is_some()
+    }
+
     /// Returns the address of offset 0.
     pub fn base(&self) -> Address {
         self.core.reservation().start()
@@ -381,8 +401,12 @@ impl GpuPool {
 
     /// Returns the live blocks of a domain in address order.
     pub fn blocks_of(&self, domain: DomainId) -> Vec<LiveBlock> {
-        let blocks = self.core.lock().blocks().of(domain);
-        blocks.into_iter().map(|block| LiveBlock::of(&self.core, block)).collect()
+        let twin = self.core.plain().twin(domain);
+        let of = |domain| self.core.lock().blocks().of(domain);
+        let blocks = [Some(domain), twin].into_iter().flatten().flat_map(of);
+        let mut blocks: Vec<_> = blocks.map(|block| LiveBlock::of(&self.core, block)).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        blocks
     }
 
     /// Returns the domains with live blocks. Walks all live blocks.
@@ -409,7 +433,12 @@ impl GpuPool {
     /// [`PoolError::UnknownAddress`] outside the pool; the driver's error if the bytes are not mapped.
     pub fn read(&self, from: Address, into: &mut [u8]) -> Result<()> {
         self.core.usable()?;
-        let read = self.core.reservation().read(self.core.offset(from)?, into);
+        let offset = self.core.offset(from)?;
+        let read = match self.core.plain().holds(offset) {
+            true => self.growth.quiet().with_plain(offset, |memory, at| memory.read(at, into)),
+            false => Some(self.core.reservation().read(offset, into)),
+        };
+        let read = read.ok_or_else(|| self.core.unknown_offset(offset))?;
         read.map_err(|error| self.core.failed(error))
     }
 
@@ -419,7 +448,12 @@ impl GpuPool {
     /// The same as [`GpuPool::read`].
     pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.core.usable()?;
-        let written = self.core.reservation().write(self.core.offset(to)?, bytes);
+        let offset = self.core.offset(to)?;
+        let written = match self.core.plain().holds(offset) {
+            true => self.growth.quiet().with_plain(offset, |memory, at| memory.write(at, bytes)),
+            false => Some(self.core.reservation().write(offset, bytes)),
+        };
+        let written = written.ok_or_else(|| self.core.unknown_offset(offset))?;
         written.map_err(|error| self.core.failed(error))
     }
 
@@ -570,6 +604,7 @@ pub struct LiveBlock {
 impl LiveBlock {
     pub(super) fn of(core: &Core, block: glake_stitch::LiveBlock) -> Self {
         let glake_stitch::LiveBlock { offset, size, requested, domain, stream } = block;
+        let domain = if core.plain().holds(offset) { core.plain().parent(domain) } else { domain };
         LiveBlock { address: core.address(offset), size, requested, domain, stream }
     }
 }
@@ -641,8 +676,21 @@ impl Report<'_> {
         self.core.lock().report().free_ranges()
     }
 
-    /// Returns every mapped range with its contents; offsets count from [`GpuPool::base`].
+    /// Returns every mapped range with its contents; offsets count from [`GpuPool::base`], except for plain memory
+    /// ([`GpuPool::address_of`]).
     pub fn segments(&self) -> Vec<Segment> {
-        self.core.lock().report().segments()
+        let mut segments = self.core.lock().report().segments();
+        for segment in segments.iter_mut().filter(|segment| self.core.plain().holds(segment.offset)) {
+            segment.domain = self.core.plain().parent(segment.domain);
+        }
+        segments
+    }
+
+    /// Returns the bytes of plain memory, in use or free.
+    pub fn plain_bytes(&self) -> Bytes {
+        let twins = self.core.plain().all_twins();
+        let core = self.core.lock();
+        let views = twins.into_iter().flat_map(|twin| core.extents().of(twin));
+        views.map(|view| view.size).sum()
     }
 }

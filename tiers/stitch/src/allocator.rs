@@ -68,6 +68,16 @@ impl Allocator {
         Bytes::new((ALIAS_START + ALIAS_SPACE) * self.settings.whole_memory())
     }
 
+    /// Returns the size of home and the slabs' addresses, which begin at offset 0; aliases lie above.
+    pub fn home_space(&self) -> Bytes {
+        Bytes::new(ALIAS_START * self.settings.whole_memory())
+    }
+
+    /// Returns the options of a domain, with later changes; `None` if there is no such domain.
+    pub fn domain_options(&self, id: DomainId) -> Option<DomainOptions> {
+        self.heap.home.domains.get(id).map(|domain| domain.options)
+    }
+
     /// Returns the settings of the allocator.
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -87,7 +97,11 @@ impl Allocator {
     /// valid. Memory that is already stitched or lent stays so until it is freed.
     pub fn keep_addresses(&mut self, id: DomainId) {
         if let Some(domain) = self.heap.home.domains.get_mut(id) {
-            domain.options = DomainOptions { extent: domain.options.extent, ..DomainOptions::private_pool() };
+            domain.options = DomainOptions {
+                extent: domain.options.extent,
+                plain: domain.options.plain,
+                ..DomainOptions::private_pool()
+            };
         }
     }
 

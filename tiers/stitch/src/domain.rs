@@ -23,11 +23,14 @@ pub struct DomainOptions {
     pub extent: Option<glake_units::Bytes>,
     /// Whether the domain keeps its free extents until it is released or trimmed by name.
     pub keep: bool,
+    /// Whether each extent is an allocation of its own, whose real addresses are not those of home: no piece spans two extents. Requires
+    /// `alias` to be off.
+    pub plain: bool,
 }
 
 impl Default for DomainOptions {
     fn default() -> Self {
-        DomainOptions { alias: true, lend: true, extent: None, keep: false }
+        DomainOptions { alias: true, lend: true, extent: None, keep: false, plain: false }
     }
 }
 
@@ -40,13 +43,19 @@ impl DomainOptions {
     /// Returns the options of a CUDA graph's private pool. Addresses are baked into graphs, so nothing is lent; free memory stays because a
     /// replay writes to it.
     pub fn private_pool() -> Self {
-        DomainOptions { alias: false, lend: false, extent: None, keep: true }
+        DomainOptions { alias: false, lend: false, keep: true, ..DomainOptions::default() }
     }
 
     /// Returns the options of a region, whose memory is evicted and refilled as a whole: like the default domain, with extents so large
     /// that mapping takes negligible time beside copying.
     pub fn region(extent: glake_units::Bytes) -> Self {
         DomainOptions { extent: Some(extent), ..DomainOptions::default() }
+    }
+
+    /// Returns these options for plain memory of the same owner: each extent an allocation of its own, never stitched.
+    #[must_use]
+    pub fn plain(self) -> Self {
+        DomainOptions { alias: false, plain: true, ..self }
     }
 
     /// Returns whether addresses and bytes, also of free memory, belong to a captured graph.

@@ -103,6 +103,11 @@ impl Extents {
         }
     }
 
+    /// Returns the unit of extents' sizes and addresses.
+    pub(crate) fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
     /// Converts an offset to a granule index; home is at most 2^40 bytes, a granule at least 2^16.
     #[allow(clippy::cast_possible_truncation)]
     fn granule_of(&self, offset: u64) -> usize {

@@ -15,6 +15,7 @@ use super::super::device_registry::DeviceRegistry;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
 use super::super::{ProcessError, Result};
 use super::table::{Kind, Tagged};
+use super::touch::Entered;
 use super::{
     Background, Cleaner, Hook, LiveCallback, MemoryUsage, Refill, RefillReport, RegionSet, RegionView,
     Shrink, ShrinkReport, touch,
@@ -90,8 +91,28 @@ impl Regions {
     /// [`ProcessError::Refused`] if the region does not exist.
     pub fn enter(&self, tag: &str) -> Result<()> {
         let tagged = self.set.table.get(tag)?;
-        touch::push(&self.set.flags, tagged);
+        touch::push(&self.set.flags, Entered::Region(tagged));
         Ok(())
+    }
+
+    /// Sends the calling thread's allocations to plain memory ([`GpuPool::malloc_plain`]) until [`Regions::leave_plain`]: it never leaves
+    /// its GPU. Applies to private pools too; a region that is entered later takes precedence.
+    pub fn enter_plain(&self) {
+        touch::push(&self.set.flags, Entered::Plain);
+    }
+
+    /// Reverts the last [`Regions::enter_plain`] of the calling thread.
+    ///
+    /// # Errors
+    /// [`ProcessError::Refused`] if there was none.
+    pub fn leave_plain(&self) -> Result<()> {
+        if touch::pop(&self.set.flags, |entered| matches!(entered, Entered::Plain)) {
+            Ok(())
+        } else {
+            Err(ProcessError::invalid(
+                "this thread allocates no plain memory: it left as often as it entered",
+            ))
+        }
     }
 
     /// Leaves the region that the calling thread entered last.
@@ -99,7 +120,7 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::Refused`] if the thread is in no region.
     pub fn leave(&self) -> Result<()> {
-        if touch::pop(&self.set.flags) {
+        if touch::pop(&self.set.flags, |entered| matches!(entered, Entered::Region(_))) {
             Ok(())
         } else {
             Err(ProcessError::invalid("this thread is in no region: it left as often as it entered"))
@@ -150,6 +171,10 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] if some of it is evicted, or was not fixed.
     pub fn fix(&self, address: Address, fixed: bool) -> Result<()> {
+        if self.is_plain(address) {
+            // It never leaves.
+            return Ok(());
+        }
         let (_, region) = self.region_at(address)?;
         Ok(if fixed { region.fix(address) } else { region.unfix(address) }?)
     }
@@ -245,6 +270,9 @@ impl Regions {
         self.set.registry.devices.iter().find_map(|memory| {
             let started = memory.started()?;
             let LiveBlock { domain, .. } = started.pool.find(address)?;
+            if started.pool.is_plain(address) {
+                return None;
+            }
             let (tagged, _) = self.set.table.of_domain(memory.id(), domain)?;
             (tagged.tag() != DEFAULT).then(|| tagged.tag().to_owned())
         })
@@ -331,9 +359,15 @@ impl Regions {
         })
     }
 
+    /// Returns whether a live block of plain memory contains an address.
+    fn is_plain(&self, address: Address) -> bool {
+        let pools = self.set.registry.devices.iter().filter_map(DeviceMemory::started);
+        { pools }.any(|started| started.pool.is_plain(address) && started.pool.find(address).is_some())
+    }
+
     fn pool_of(&self, address: Address) -> Result<Arc<GpuPool>> {
         let found = self.set.started_at(address).map(|started| started.pool.clone());
-        found.ok_or(ProcessError::InNoBlock { address })
+        found.ok_or_else(|| self.set.not_movable(address))
     }
 
     /// Pins the configured host memory, with the first region.
@@ -453,6 +487,6 @@ impl Regions {
             let LiveBlock { domain, .. } = started.pool.find(address)?;
             self.set.table.of_domain(started.pool.device(), domain)
         });
-        found.ok_or(ProcessError::InNoBlock { address })
+        found.ok_or_else(|| self.set.not_movable(address))
     }
 }

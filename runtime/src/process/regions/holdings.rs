@@ -145,7 +145,9 @@ impl RegionSet {
             }
             if let Some(started) = memory.started() {
                 let named: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
-                let given_up = started.pool.reserved().saturating_sub(named);
+                let plain = started.pool.report().plain_bytes();
+                holders.push(("pool: plain memory, which stays (glake.plain)".to_owned(), plain));
+                let given_up = started.pool.reserved().saturating_sub(named).saturating_sub(plain);
                 holders.push((
                     "pool: copies of other GPUs' memory, and private pools that were given up".to_owned(),
                     given_up,

@@ -58,6 +58,7 @@ pub(super) use report::{copy_name, policy_name};
 use stores::Stores;
 pub(super) use table::RegionFlags;
 use table::Table;
+pub(super) use touch::Target;
 
 /// State of the regions, shared with background work.
 #[derive(Debug)]

@@ -560,10 +560,10 @@ const CLEANED: u64 = 1 << 31;
 const DECOMMITTED: u64 = 1 << 30;
 
 impl RegionFlags {
-    /// Returns whether no thread is in a region and nothing is evicted. One relaxed load suffices: a thread that enters a region sees its
+    /// Returns whether no thread is in a region or in plain memory, and nothing is evicted. One relaxed load suffices: a thread that enters a region sees its
     /// own write, and a use of memory that another thread shrinks is a race in the program.
     #[inline]
-    pub(in super::super) fn is_plain(&self) -> bool {
+    pub(in super::super) fn is_quiet(&self) -> bool {
         self.0.load(Ordering::Relaxed) & !(CLEANED | DECOMMITTED) == 0
     }
 

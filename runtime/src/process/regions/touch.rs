@@ -8,29 +8,63 @@ use std::sync::Arc;
 
 use glake_device::{Address, DeviceId};
 use glake_stitch::{Allocator, DomainId};
-use glake_tiers::LiveBlock;
+use glake_tiers::{Block, LiveBlock, PoolError, PoolStream};
 use glake_units::Bytes;
 
-use super::super::Result;
 use super::super::device::{DeviceMemory, Started};
+use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::table::{RegionFlags, Tagged};
 
+/// Memory that serves an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Target {
+    pub(in super::super) domain: DomainId,
+    /// Whether the block has an address of the driver's own.
+    plain: bool,
+}
+
+impl Target {
+    /// Returns the target of threads that have entered nothing.
+    pub(in super::super) fn of(domain: DomainId) -> Target {
+        Target { domain, plain: false }
+    }
+
+    /// Allocates the block.
+    #[inline]
+    pub(in super::super) fn malloc(
+        self,
+        started: &Started,
+        size: Bytes,
+        stream: PoolStream,
+    ) -> std::result::Result<Block, PoolError> {
+        if self.plain {
+            return started.pool.malloc_plain(self.domain, size, stream);
+        }
+        started.pool.malloc_in(self.domain, size, stream)
+    }
+}
+
 impl RegionSet {
-    /// Returns the domain of an allocation that private pools leave in `routed`: the one of the thread's region, if it is in one. Refills
-    /// its evicted memory first.
+    /// Returns the target of an allocation that private pools leave in `routed`: what the thread entered last. A region applies outside of
+    /// private pools, plain memory also to theirs. Refills evicted memory of the domain first.
     ///
     /// # Errors
     /// Errors of the refill.
     #[inline(never)]
-    pub(in super::super) fn domain_of(&self, started: &Started, routed: DomainId) -> Result<DomainId> {
-        let own = || with_innermost(&self.flags, |tagged| tagged.domain(&started.pool, &self.table.clock));
-        let domain = match routed == Allocator::default_domain() {
-            true => own().flatten().unwrap_or(routed),
-            false => routed,
+    pub(in super::super) fn target_of(&self, started: &Started, routed: DomainId) -> Result<Target> {
+        let entered = innermost(&self.flags);
+        let plain = matches!(entered, Some(Entered::Plain));
+        let domain = match entered {
+            Some(Entered::Region(tagged)) if routed == Allocator::default_domain() => {
+                tagged.domain(&started.pool, &self.table.clock).unwrap_or(routed)
+            }
+            _ => routed,
         };
-        self.touched_domain(started, domain)?;
-        Ok(domain)
+        if !plain {
+            self.touched_domain(started, domain)?;
+        }
+        Ok(Target { domain, plain })
     }
 
     /// Refills the evicted memory of a domain that is about to be used; one load if nothing is evicted.
@@ -142,6 +176,16 @@ impl RegionSet {
         Some((started, started.pool.find(address)?.domain))
     }
 
+    /// Returns the error for memory that a caller wants to move or describe and that lies in no block at home: plain, or unknown.
+    #[cold]
+    pub(super) fn not_movable(&self, address: Address) -> ProcessError {
+        let devices = self.registry.devices.iter().filter_map(DeviceMemory::started);
+        match { devices }.find(|started| started.pool.is_plain(address)) {
+            Some(started) => PoolError::Plain { device: started.pool.device(), address }.into(),
+            None => ProcessError::InNoBlock { address },
+        }
+    }
+
     /// Returns the device whose pool contains an address.
     pub(super) fn started_at(&self, address: Address) -> Option<&Started> {
         let holds = |started: &&Started| {
@@ -152,48 +196,57 @@ impl RegionSet {
     }
 }
 
-/// Stack of the regions that a thread has entered.
-#[derive(Debug)]
-struct CurrentRegions {
-    /// Flags of the process, which identify it: a test program has several processes.
-    flags: Arc<RegionFlags>,
-    tagged: Arc<Tagged>,
+/// Memory that a thread's allocations go to.
+#[derive(Clone, Debug)]
+pub(super) enum Entered {
+    /// Memory of a region.
+    Region(Arc<Tagged>),
+    /// Plain memory.
+    Plain,
 }
 
-impl Drop for CurrentRegions {
+/// Entry of a thread's stack.
+#[derive(Debug)]
+struct Entry {
+    /// Flags of the process, which identify it: a test program has several processes.
+    flags: Arc<RegionFlags>,
+    entered: Entered,
+}
+
+impl Drop for Entry {
     fn drop(&mut self) {
         self.flags.sub_thread();
     }
 }
 
 thread_local! {
-    static STACK: RefCell<Vec<CurrentRegions>> = const { RefCell::new(Vec::new()) };
+    static STACK: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Enters a region on the calling thread.
-pub(super) fn push(flags: &Arc<RegionFlags>, tagged: Arc<Tagged>) {
+/// Sends the calling thread's allocations to a region, or to plain memory.
+pub(super) fn push(flags: &Arc<RegionFlags>, entered: Entered) {
     flags.add_thread();
-    let entered = CurrentRegions { flags: flags.clone(), tagged };
+    let entry = Entry { flags: flags.clone(), entered };
     // A thread at its end allocates in no region.
-    let _ = STACK.try_with(|stack| stack.borrow_mut().push(entered));
+    let _ = STACK.try_with(|stack| stack.borrow_mut().push(entry));
 }
 
-/// Leaves the innermost region; returns `false` if the thread is in none.
-pub(super) fn pop(flags: &Arc<RegionFlags>) -> bool {
+/// Reverts the last [`push`] of the kind that `is` accepts; returns `false` if there was none.
+pub(super) fn pop(flags: &Arc<RegionFlags>, is: impl Fn(&Entered) -> bool) -> bool {
     let popped = STACK.try_with(|stack| {
         let mut stack = stack.borrow_mut();
-        let at = stack.iter().rposition(|entered| Arc::ptr_eq(&entered.flags, flags))?;
+        let at = stack.iter().rposition(|entry| Arc::ptr_eq(&entry.flags, flags) && is(&entry.entered))?;
         Some(stack.remove(at))
     });
     popped.ok().flatten().is_some()
 }
 
-/// Calls `ask` with the innermost region of the thread; `None` if there is none.
-pub(super) fn with_innermost<T>(flags: &Arc<RegionFlags>, ask: impl FnOnce(&Tagged) -> T) -> Option<T> {
+/// Returns the entry that applies to the thread's allocations; `None` if there is none.
+fn innermost(flags: &Arc<RegionFlags>) -> Option<Entered> {
     let found = STACK.try_with(|stack| {
         let stack = stack.borrow();
-        let entered = stack.iter().rev().find(|entered| Arc::ptr_eq(&entered.flags, flags))?;
-        Some(ask(&entered.tagged))
+        let entry = stack.iter().rev().find(|entry| Arc::ptr_eq(&entry.flags, flags))?;
+        Some(entry.entered.clone())
     });
     found.ok().flatten()
 }

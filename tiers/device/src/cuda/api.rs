@@ -109,6 +109,8 @@ api! {
         flags: c_ulonglong,
     );
     cuMemUnmap(start: sys::CUdeviceptr, size: usize);
+    cuMemAlloc_v2(start: *mut sys::CUdeviceptr, size: usize);
+    cuMemFree_v2(start: sys::CUdeviceptr);
     cuMemSetAccess(
         start: sys::CUdeviceptr,
         size: usize,

@@ -9,7 +9,8 @@ use glake_units::Bytes;
 
 use super::Cuda;
 use crate::{
-    Access, Address, DeviceInfo, ExtentProperties, Handle, MemoryInfo, Place, Protection, Result, Verb,
+    Access, Address, DeviceId, DeviceInfo, ExtentProperties, Handle, MemoryInfo, Place, Protection, Result,
+    Verb,
 };
 
 const FD: sys::CUmemAllocationHandleType =
@@ -102,6 +103,26 @@ pub(super) unsafe fn release(cuda: &Cuda, handle: Handle) -> Result<()> {
         }
     }
     released
+}
+
+pub(super) fn alloc_plain(cuda: &Cuda, device: DeviceId, size: Bytes) -> Result<Address> {
+    let _guard = cuda.make_current(device, Verb::AllocPlain)?;
+    let mut start = 0;
+    // SAFETY: an out-parameter of this frame.
+    unsafe { cuda.api.cuMemAlloc_v2(&mut start, length(size)) }.at(Verb::AllocPlain, Address(0), size)?;
+    // The memory would go with the context.
+    cuda.slot(device)?.alive.extents.more();
+    Ok(Address(start))
+}
+
+/// # Safety
+/// As [`crate::Driver::free_plain`].
+pub(super) unsafe fn free_plain(cuda: &Cuda, device: DeviceId, start: Address) -> Result<()> {
+    let _guard = cuda.make_current(device, Verb::FreePlain)?;
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuMemFree_v2(start.0) }.at(Verb::FreePlain, start, Bytes::ZERO)?;
+    cuda.slot(device)?.alive.extents.less();
+    Ok(())
 }
 
 /// # Safety

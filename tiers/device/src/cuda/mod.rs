@@ -144,6 +144,13 @@ impl Driver for Cuda {
         // SAFETY: the caller's promise is passed on.
         unsafe { memory::release(self, handle) }
     }
+    fn alloc_plain(&self, device: DeviceId, size: Bytes) -> Result<Address> {
+        memory::alloc_plain(self, device, size)
+    }
+    unsafe fn free_plain(&self, device: DeviceId, start: Address) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { memory::free_plain(self, device, start) }
+    }
     unsafe fn map(&self, start: Address, size: Bytes, handle: Handle) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
         unsafe { memory::map(self, start, size, handle) }

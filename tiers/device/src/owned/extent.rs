@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_units::Bytes;
 
-use crate::{Driver, DriverError, ExtentProperties, Handle, Result};
+use crate::{Address, DeviceId, Driver, DriverError, ExtentProperties, Handle, Refusal, Result, Verb};
 
 /// Retries of a release while the device is busy, about 100 ms in total, before the memory is leaked.
 const ATTEMPTS: u32 = 1000;
@@ -118,6 +118,95 @@ impl Extent {
 }
 
 impl Drop for Extent {
+    fn drop(&mut self) {
+        if !self.released {
+            // If this fails, the memory leaks.
+            let _ = self.try_release();
+        }
+    }
+}
+
+/// Owner of memory that the driver allocated at an address of its own ([`Driver::alloc_plain`]). Its device's work delays the release until
+/// it is done; work of other devices on it must have completed before.
+#[derive(Debug)]
+pub struct PlainMemory {
+    driver: Arc<dyn Driver>,
+    device: DeviceId,
+    start: Address,
+    size: Bytes,
+    released: bool,
+}
+
+impl PlainMemory {
+    /// Allocates memory of a device.
+    pub fn new(driver: &Arc<dyn Driver>, device: DeviceId, size: Bytes) -> Result<Self> {
+        let start = driver.alloc_plain(device, size)?;
+        Ok(PlainMemory { driver: driver.clone(), device, start, size, released: false })
+    }
+
+    /// Returns the address of the first byte.
+    pub fn start(&self) -> Address {
+        self.start
+    }
+
+    /// Returns the size in bytes.
+    pub fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// Copies bytes from `at` on to the host and waits for completion. The caller orders the copy after the work that wrote the bytes.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn read(&self, at: Bytes, into: &mut [u8]) -> Result<()> {
+        self.check(Verb::ReadNow, at, into.len())?;
+        self.driver.read_now(self.device, Address(self.start.0 + at.get()), into)
+    }
+
+    /// Copies host bytes to the memory from `at` on and waits for completion.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn write(&self, at: Bytes, bytes: &[u8]) -> Result<()> {
+        self.check(Verb::WriteNow, at, bytes.len())?;
+        // SAFETY: the range lies in the live allocation; its user orders the write.
+        unsafe { self.driver.write_now(self.device, Address(self.start.0 + at.get()), bytes) }
+    }
+
+    fn check(&self, verb: Verb, at: Bytes, length: usize) -> Result<()> {
+        if at.saturating_add(Bytes::new(length as u64)) <= self.size {
+            return Ok(());
+        }
+        Err(DriverError::Refused { verb, address: self.start, reason: Refusal::InvalidValue })
+    }
+
+    /// Frees the memory like dropping it, but reports a failure.
+    ///
+    /// # Errors
+    /// The driver's error, and the memory itself, still alive.
+    pub fn release(mut self) -> std::result::Result<(), (PlainMemory, DriverError)> {
+        match self.try_release() {
+            Ok(()) => {
+                self.released = true;
+                Ok(())
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Leaks memory that the driver refuses to free.
+    pub fn abandon(mut self) {
+        self.released = true;
+    }
+
+    fn try_release(&self) -> Result<()> {
+        // SAFETY: this owner has the live allocation and forgets it afterwards. The driver waits for its device's work; work of other
+        // devices is the duty of the code that let them in.
+        unsafe { self.driver.free_plain(self.device, self.start) }
+    }
+}
+
+impl Drop for PlainMemory {
     fn drop(&mut self) {
         if !self.released {
             // If this fails, the memory leaks.

@@ -6,6 +6,8 @@
 //!                              ▲      ▲                      ▲  └── waits for a completion point of its Sequence
 //!  Extent        memory      [ 1 ]  [ 2 ]                  [ 1 ]       one extent may be mapped many times
 //!
+//!  PlainMemory   memory with an address of the driver's own: no mapping, freed once its device's work is done
+//!
 //!  CompletionEvents ── mark() ─► Sequence
 //!                   ── record() ─► RecordedPoint ── poll(), wait() ─► CompletionProof ── unmap(.., &CompletionProof)
 //! ```
@@ -38,7 +40,7 @@ pub use completion::{
     may_ask, this_thread,
 };
 pub use digest::{Digest, Digesting, Digests, PartialDigest};
-pub use extent::Extent;
+pub use extent::{Extent, PlainMemory};
 pub use flag::Flag;
 pub use gather::{BlockList, Gather};
 pub use pages::{Pages, Registration};

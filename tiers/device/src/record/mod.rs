@@ -151,6 +151,10 @@ pub struct CostTable {
     pub export: u64,
     /// Price of `import`: 30 us.
     pub import: u64,
+    /// Price of `alloc_plain`: 180 us.
+    pub alloc_plain: u64,
+    /// Price of `free_plain`: 76 us.
+    pub free_plain: u64,
 }
 
 impl CostTable {
@@ -172,6 +176,8 @@ impl CostTable {
         copy_now: 7_000,
         export: 1_000_000,
         import: 30_000,
+        alloc_plain: 180_000,
+        free_plain: 76_000,
     };
 
     /// Returns the price of one call. Verbs that were not measured are free.
@@ -192,6 +198,8 @@ impl CostTable {
             Verb::ReadNow | Verb::WriteNow => self.copy_now,
             Verb::Export => self.export,
             Verb::Import => self.import,
+            Verb::AllocPlain => self.alloc_plain,
+            Verb::FreePlain => self.free_plain,
             _ => 0,
         };
         Duration::from_nanos(nanoseconds)

@@ -20,6 +20,7 @@ use glake_device::{
 enum Thing {
     Reservation(Address, Bytes),
     Handle(Handle),
+    Plain(DeviceId, Address),
     Mapping(Address, Bytes),
     Stream(DeviceId, Stream),
     Event(DeviceId, Event),
@@ -111,6 +112,19 @@ impl Harness {
         let handle = self.driver.create(size, properties)?;
         self.made(Thing::Handle(handle));
         Ok(handle)
+    }
+
+    pub(super) fn alloc_plain(&self, device: DeviceId, size: Bytes) -> Result<Address> {
+        let start = self.driver.alloc_plain(device, size)?;
+        self.made(Thing::Plain(device, start));
+        Ok(start)
+    }
+
+    pub(super) fn free_plain(&self, device: DeviceId, start: Address) -> Result<()> {
+        // SAFETY: as for `unreserve`; no other device knows of it.
+        unsafe { self.driver.free_plain(device, start) }?;
+        self.unmade(Thing::Plain(device, start));
+        Ok(())
     }
 
     pub(super) fn import(&self, shared: std::os::fd::BorrowedFd<'_>) -> Result<Handle> {
@@ -354,6 +368,7 @@ impl Harness {
                 match thing {
                     Thing::Reservation(start, size) => self.driver.unreserve(start, size)?,
                     Thing::Handle(handle) => self.driver.release(handle)?,
+                    Thing::Plain(device, start) => self.driver.free_plain(device, start)?,
                     Thing::Mapping(start, size) => self.driver.unmap(start, size)?,
                     Thing::Stream(device, stream) => self.driver.stream_destroy(device, stream)?,
                     Thing::Event(device, event) => self.driver.event_destroy(device, event)?,

@@ -1,6 +1,6 @@
 //! Checks of memory: reserve, create, map, access, unmap, release; copies and fills.
 
-use glake_device::{Address, CopyRequest, DeviceId, EventKind};
+use glake_device::{Address, CopyRequest, DeviceId, EventKind, PointerKind};
 use glake_units::Bytes;
 
 use super::harness::{Harness, after};
@@ -18,6 +18,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check { name: "memory is counted while it exists", run: counted },
     Check { name: "more than there is cannot be had", run: too_much },
     Check { name: "a device that does not exist is refused", run: no_such_device },
+    Check { name: "plain memory has a range of its own", run: plain },
     Check { name: "copies go every way through pinned memory", run: pinned },
     Check { name: "copies go every way through pageable memory", run: pageable },
     Check { name: "copies return when pageable memory was read, or its bytes are there", run: returns },
@@ -39,6 +40,24 @@ fn granularity(harness: &Harness) -> Outcome {
     same("a reservation is aligned", start.0 % unit.get(), 0)?;
     let handle = harness.create(unit, Harness::properties(GPU))?;
     refused("half a unit was mapped", harness.map(start, odd, handle))?;
+    Ok(Verdict::Passed)
+}
+
+fn plain(harness: &Harness) -> Outcome {
+    let size = Bytes::mib(6);
+    let start = harness.alloc_plain(GPU, size)?;
+    let other = harness.alloc_plain(GPU, size)?;
+    let inside = Address(start.0 + size.get() - 512);
+    let told = harness.driver().pointer_attributes(inside)?;
+    same("the kind of plain memory", told.kind, PointerKind::Device { device: GPU, mapped: false })?;
+    same("the range of plain memory", told.range, Some((start, size)))?;
+    harness.write(start, &[7; 512])?;
+    harness.write(inside, &[9; 512])?;
+    harness.free_plain(GPU, other)?;
+    all("the first bytes", &harness.read(start, Bytes::new(512))?, 7)?;
+    all("the last bytes", &harness.read(inside, Bytes::new(512))?, 9)?;
+    harness.free_plain(GPU, start)?;
+    refused("plain memory was freed twice", harness.free_plain(GPU, start))?;
     Ok(Verdict::Passed)
 }
 

@@ -224,7 +224,7 @@ impl Home {
         outer.iter().skip(1).for_each(|_| self.pieces.absorb_next(whole));
         self.remove_piece(whole);
         let extent = self.extents.remove(id);
-        self.zone(extent.class).give_back(start, end - start);
+        self.unreserve(extent.domain, extent.class, start, end - start);
         self.domains[extent.domain].held -= end - start;
         self.drop_if_done(extent.domain);
     }

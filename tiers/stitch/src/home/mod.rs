@@ -69,6 +69,23 @@ impl Home {
         if class == Class::Slabs { &mut self.slabs } else { &mut self.large }
     }
 
+    /// Reserves addresses for new extents of a domain. Those of plain memory are followed by a gap, so that no piece spans two allocations.
+    pub(crate) fn reserve(&mut self, domain: DomainId, class: Class, length: u64) -> Option<u64> {
+        let length = length + self.gap_behind(domain);
+        self.zone(class).take(length)
+    }
+
+    /// Returns addresses of extents of a domain to their zone.
+    pub(crate) fn unreserve(&mut self, domain: DomainId, class: Class, start: u64, length: u64) {
+        let length = length + self.gap_behind(domain);
+        self.zone(class).give_back(start, length);
+    }
+
+    /// Returns the length of the unused addresses behind each extent of a domain.
+    fn gap_behind(&self, domain: DomainId) -> u64 {
+        if self.domains[domain].options.plain { self.extents.granularity() } else { 0 }
+    }
+
     /// Returns the free lists of a stream; creates them on first use.
     pub(crate) fn lists_for(&mut self, id: DomainId, stream: StreamKey) -> StreamLists {
         if let Some(known) = self.domains[id].lists_of(stream) {

@@ -243,7 +243,7 @@ impl<'a> Miss<'a> {
         let total: u64 = sizes.iter().sum();
         if self.grow
             && self.fits(&sizes)
-            && let Some(start) = self.heap.home.slabs.take(total)
+            && let Some(start) = self.heap.home.reserve(want.domain, Class::Slabs, total)
         {
             let grown = Grown::new(self.heap, start, &sizes, want.domain, Class::Slabs);
             let steps = grown.steps(self.heap);
@@ -255,7 +255,10 @@ impl<'a> Miss<'a> {
 
     fn extent_sizes(&self, missing: u64) -> Vec<u64> {
         let domain = &self.heap.home.domains[self.want.domain];
-        self.settings.extent_sizes(missing, domain.options.extent, domain.held, self.heap.tallies.committed())
+        let committed = self.heap.tallies.committed();
+        let sizes = self.settings.extent_sizes(missing, domain.options.extent, domain.held, committed);
+        // A plain block lies in one allocation.
+        if domain.options.plain { vec![sizes.iter().sum()] } else { sizes }
     }
 
     fn fits(&self, sizes: &[u64]) -> bool {
@@ -265,8 +268,9 @@ impl<'a> Miss<'a> {
     /// Plans the smallest growth that serves a large request.
     fn grown(&mut self, runs: &Runs) -> Option<Draft> {
         let want = self.want;
-        let extended = runs
-            .home()
+        let is_plain = self.heap.home.domains[want.domain].options.plain;
+        let extended = if is_plain { &[] } else { runs.home() };
+        let extended = extended
             .iter()
             .filter_map(|run| {
                 let sizes = self.extent_sizes(want.size - run.size());
@@ -294,7 +298,7 @@ impl<'a> Miss<'a> {
         }
         let start = match run {
             Some(run) => self.heap.home.large.take_at(run.end, total).then_some(run.end),
-            None => self.heap.home.large.take(total),
+            None => self.heap.home.reserve(want.domain, Class::Large, total),
         }?;
         let carved = run.map(|run| self.heap.home.carve(&run, run.start, run.end));
         let mut grown = Grown::new(self.heap, start, &sizes, want.domain, Class::Large);

@@ -263,7 +263,7 @@ impl Grown {
         for extent in &self.extents {
             heap.home.extents.remove(*extent);
         }
-        heap.home.zone(self.class).give_back(self.start, self.size);
+        heap.home.unreserve(self.domain, self.class, self.start, self.size);
         heap.tallies.planned -= self.size;
     }
 }
@@ -300,7 +300,7 @@ impl Release {
             for &extent in &extents {
                 home.extents.remove(extent);
             }
-            home.zone(class).give_back(start, end - start);
+            home.unreserve(domain, class, start, end - start);
             let count = extents.len() as u64;
             heap.tallies.mappings -= count;
             heap.tallies.remove_extents(class == Class::Slabs, count, end - start);

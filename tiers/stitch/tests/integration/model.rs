@@ -36,7 +36,7 @@ enum Op {
     Restore,
     Collect,
     Limit { quarters: u64 },
-    AddDomain { alias: bool, lend: bool, keep: bool },
+    AddDomain { alias: bool, lend: bool, keep: bool, plain: bool },
     ReleaseDomain { which: usize },
     Seal { which: usize, sealed: bool },
     Leave { which: usize },
@@ -103,7 +103,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Restore),
         1 => Just(Op::Collect),
         1 => (1..=4u64).prop_map(|quarters| Op::Limit { quarters }),
-        1 => any::<[bool; 3]>().prop_map(|[alias, lend, keep]| Op::AddDomain { alias, lend, keep }),
+        1 => any::<[bool; 4]>().prop_map(|[alias, lend, keep, plain]| Op::AddDomain { alias, lend, keep, plain }),
         1 => any::<usize>().prop_map(|which| Op::ReleaseDomain { which }),
         1 => (any::<usize>(), prop::bool::weighted(0.2)).prop_map(|(which, sealed)| Op::Seal { which, sealed }),
         3 => any::<usize>().prop_map(|which| Op::Leave { which }),
@@ -172,6 +172,8 @@ struct Owners {
     kept: HashSet<DomainId>,
     /// Subset of these without aliases and lending.
     private: HashSet<DomainId>,
+    /// Domains whose blocks lie in one extent each.
+    plain: HashSet<DomainId>,
     /// Released domains, with the time of the release if they kept free memory: a graph's replay may write to all of it.
     released: HashMap<DomainId, Option<PointNumber>>,
 }
@@ -310,6 +312,8 @@ impl Model {
             self.edges[stream as usize] = self.now;
         }
         let given = self.cells(&grant);
+        let is_one = given.windows(2).all(|pair| pair[0].0 == pair[1].0);
+        assert!(is_one || !self.owners.plain.contains(&domain), "a plain block spans two allocations");
         for &(extent, index, address) in &given {
             assert!(!self.elsewhere.contains_key(&extent), "memory that is not there is handed out");
             let edge = self.edges[stream as usize];
@@ -563,8 +567,14 @@ fn run(borrow: Borrow, program: Vec<Op>) {
                 finish(&mut core, &mut model, plan, false, &[]);
             }
             Op::Limit { quarters } => core.set_limit(Bytes::mib(64 * quarters)),
-            Op::AddDomain { alias, lend, keep } if model.domains.len() < 4 => {
-                let domain = core.add_domain(DomainOptions { alias, lend, extent: None, keep });
+            Op::AddDomain { alias, lend, keep, plain } if model.domains.len() < 4 => {
+                let domain = core.add_domain(DomainOptions {
+                    alias: alias && !plain,
+                    lend,
+                    keep,
+                    extent: None,
+                    plain,
+                });
                 assert!(
                     !model.owners.released.contains_key(&domain),
                     "a number that names something is never used again"
@@ -573,7 +583,10 @@ fn run(borrow: Borrow, program: Vec<Op>) {
                 if keep {
                     model.owners.kept.insert(domain);
                 }
-                if keep && !alias && !lend {
+                if plain {
+                    model.owners.plain.insert(domain);
+                }
+                if keep && (!alias || plain) && !lend {
                     model.owners.private.insert(domain);
                 }
             }

@@ -248,7 +248,7 @@ fn there_is_a_thread_only_where_a_region_needs_it() {
     process.regions().define(options("prepared", Policy::Keep, CopyPolicy::Prepare)).unwrap();
     assert!(is_running() && !process.flags.is_any_cleaned());
     process.regions().define(clean_options("clean")).unwrap();
-    assert!(process.flags.is_any_cleaned() && process.flags.is_plain());
+    assert!(process.flags.is_any_cleaned() && process.flags.is_quiet());
     process.stop();
     assert!(!is_running());
     process.regions().define(clean_options("late")).unwrap();

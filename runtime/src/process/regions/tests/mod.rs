@@ -6,6 +6,7 @@ mod leases;
 mod live;
 mod moves;
 mod parks;
+mod plain;
 mod pools;
 mod refusals;
 mod reports;
@@ -125,7 +126,7 @@ impl Process {
             assert_eq!(self.reserved(device), Bytes::ZERO, "of device {device}");
         }
         assert_eq!(self.regions().gate().view().closed, Vec::<String>::new());
-        assert!(self.flags.is_plain());
+        assert!(self.flags.is_quiet());
         // What is cleaned just now is given up soon after its blocks were freed.
         let hosts = || self.regions.set().stores.host_statistics();
         let is_free = || hosts().iter().all(|host| host.in_use.is_zero() && host.retained.is_zero());

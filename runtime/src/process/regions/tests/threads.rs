@@ -65,7 +65,7 @@ fn threads_have_their_own_regions() {
     process.regions().leave().unwrap();
     let outer = process.written(0, mib(1), 4);
     process.regions().leave().unwrap();
-    assert!(process.flags.is_plain(), "a thread that ends leaves");
+    assert!(process.flags.is_quiet(), "a thread that ends leaves");
     let found = [tag(&inner), tag(&elsewhere.0), tag(&elsewhere.1), tag(&outer)];
     assert_eq!(found.map(|tag| tag.unwrap_or_default()), ["b", "", "a", "a"]);
     process.end([inner, elsewhere.0, elsewhere.1, outer]);

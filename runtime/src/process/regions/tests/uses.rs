@@ -282,7 +282,7 @@ fn is_open(process: &Process, tag: &str, what: &str) {
     for refill in [refill_of(&[tag]), Refill::default()] {
         process.regions().refill(&refill).unwrap_or_else(|error| panic!("{what}: {error}"));
     }
-    assert!(process.flags.is_plain(), "{what}");
+    assert!(process.flags.is_quiet(), "{what}");
 }
 
 type Forgets = (&'static str, fn(&Process, Written));

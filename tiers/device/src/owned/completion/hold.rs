@@ -166,6 +166,12 @@ impl CompletionEvents {
         Ok(holds)
     }
 
+    /// Makes calls that the driver may not accept during a capture; `None`, without making them, while a hold lives.
+    pub fn outside_captures<T>(&self, make: impl FnOnce() -> T) -> Option<T> {
+        let _none = self.unheld(Verb::FreePlain).ok()?;
+        Some(make())
+    }
+
     /// Removes a capture that a query has found to be over.
     pub fn captured(&self, capture: SeenCapture) {
         self.change_holds(|holds| holds.seen.retain(|(seen, _)| *seen != capture));
