@@ -1,16 +1,20 @@
 //! Connections: the greeting, a worker's frames in both directions, the answers to operators, and the client side of operators.
 
+use std::future::Future;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use glake_arbiter::WorkerId;
 use glake_wire::{
-    ActivityView, Answer, Ask, Envelope, FrameError, Frames, Hello, PageError, SocketError, ToAgent,
+    ActivityView, Answer, Ask, Envelope, FrameError, Frames, Hello, PageError, Request, SocketError, ToAgent,
     ToWorker, check_folder, check_server, frame, receive, send,
 };
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::agent::ConnectionError;
 use crate::daemon::{Daemon, Link};
@@ -32,7 +36,7 @@ pub(crate) struct Connection {
 /// Connected peer after its greeting.
 pub(crate) enum Visitor {
     Worker { id: WorkerId, connection: Connection, link: Rc<Link> },
-    Operator { ask: Ask, connection: Connection },
+    Operator { request: Request, connection: Connection },
 }
 
 /// Reads the first frame, and answers a worker's hello. Returns `None` if the connection is over.
@@ -43,10 +47,10 @@ pub(crate) async fn greet(daemon: &Rc<Daemon>, stream: UnixStream) -> Option<Vis
         let came = connection.receive().await.ok()?;
         page = page.or(came?);
         // A frame that is no operator's request must be a worker's hello.
-        if let Ok(Some(Envelope { message: ask, .. })) = connection.frames.take::<Ask>() {
+        if let Ok(Some(Envelope { message: request, .. })) = connection.frames.take::<Request>() {
             let who = Identity::of(&connection.stream);
             return match who {
-                Ok(_) => Some(Visitor::Operator { ask, connection }),
+                Ok(_) => Some(Visitor::Operator { request, connection }),
                 Err(why) => connection.refuse(&why, why.passes()).await,
             };
         }
@@ -104,9 +108,9 @@ async fn join(
 impl Visitor {
     pub(crate) async fn go_on(self, daemon: Rc<Daemon>) {
         match self {
-            Visitor::Operator { ask, mut connection } => {
+            Visitor::Operator { request, mut connection } => {
                 // A peer that has stopped reading is no error.
-                let _ = answer(&daemon, ask, &mut connection).await;
+                let _ = answer(&daemon, request, &mut connection).await;
             }
             Visitor::Worker { id, mut connection, link } => {
                 let over = connection.serve(&daemon, id, &link).await;
@@ -162,6 +166,14 @@ impl Connection {
             }
             self.stream.writable().await?;
         }
+    }
+
+    /// Sends bytes unless earlier ones are still unsent.
+    fn offer(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        if self.unsent.is_empty() {
+            self.unsent = bytes;
+        }
+        self.flush()
     }
 
     /// Waits until the other end closes.
@@ -258,9 +270,18 @@ fn is_for_now(error: &io::Error) -> bool {
 /// Maximum size of a text in one frame.
 const PART: usize = 16 << 10;
 
+/// Interval of reports to a client that waits.
+const REPORT: Duration = Duration::from_millis(500);
+/// Time between two attempts to park a worker for an operator.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Answers a request completely.
-pub(crate) async fn answer(daemon: &Rc<Daemon>, ask: Ask, connection: &mut Connection) -> io::Result<()> {
-    let answers = match ask {
+pub(crate) async fn answer(
+    daemon: &Rc<Daemon>,
+    request: Request,
+    connection: &mut Connection,
+) -> io::Result<()> {
+    let answers = match &request.ask {
         Ask::Ps => {
             daemon.look();
             let mut rows = daemon.ask(Agent::rows);
@@ -275,32 +296,17 @@ pub(crate) async fn answer(daemon: &Rc<Daemon>, ask: Ask, connection: &mut Conne
             whole(text.chunks(PART).map(|part| Answer::Text { text: part.iter().collect() }))
         }
         Ask::Shrink { worker } => {
-            let done = tokio::select! {
-                done = shrink(daemon, &worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            let by = Instant::now() + request.longest();
+            carry_out(daemon, &request, worker, connection, shrink(daemon, worker, by)).await?
         }
         Ask::Refill { worker } => {
-            let done = tokio::select! {
-                done = refill(daemon, &worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            carry_out(daemon, &request, worker, connection, refill(daemon, worker)).await?
         }
         Ask::Start { worker } => {
-            let done = tokio::select! {
-                done = daemon.start_worker(&worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            carry_out(daemon, &request, worker, connection, daemon.start_worker(worker)).await?
         }
         Ask::Stop { worker } => {
-            let done = tokio::select! {
-                done = daemon.stop_worker(&worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            carry_out(daemon, &request, worker, connection, daemon.stop_worker(worker)).await?
         }
     };
     for answer in answers {
@@ -314,22 +320,55 @@ fn whole(answers: impl Iterator<Item = Answer>) -> Vec<Answer> {
     answers.chain([Answer::End]).collect()
 }
 
-fn told(done: Result<(), String>) -> Answer {
-    done.map_or_else(|why| Answer::Error { why }, |()| Answer::End)
+/// Carries out a command for a worker within its time, and reports what it waits for.
+async fn carry_out(
+    daemon: &Rc<Daemon>,
+    request: &Request,
+    name: &str,
+    connection: &mut Connection,
+    command: impl Future<Output = Result<(), String>>,
+) -> io::Result<Vec<Answer>> {
+    // Only a refill that starts its worker takes as long as a start.
+    let is_refill = matches!(request.ask, Ask::Refill { .. }) && !daemon.is_startable(name);
+    let default = if is_refill { Ask::TIMEOUT } else { request.longest() };
+    let timeout = request.timeout_ms.map_or(default, Duration::from_millis);
+    let (until, mut command) = (Instant::now() + timeout, pin!(command));
+    loop {
+        let done = tokio::select! {
+            done = &mut command => done,
+            () = connection.closed() => return Ok(Vec::new()),
+            () = sleep_until(until) => Err(format!(
+                "{name}: not done within {} s: {}; it goes on: look at glake ps, or give it more time (--timeout)",
+                timeout.as_secs_f64(),
+                daemon.awaited(name)
+            )),
+            () = sleep(REPORT), if request.waits => {
+                let waits = Answer::Waits { why: daemon.awaited(name) };
+                connection.offer(frame(&Envelope::unnumbered(waits)).map_err(io::Error::other)?)?;
+                continue;
+            }
+        };
+        return Ok(vec![done.map_or_else(|why| Answer::Error { why }, |()| Answer::End)]);
+    }
 }
 
-async fn shrink(daemon: &Rc<Daemon>, name: &str) -> Result<(), String> {
+/// Shrinks a worker, and asks again while its uses do not stop.
+async fn shrink(daemon: &Rc<Daemon>, name: &str, by: Instant) -> Result<(), String> {
     let id = daemon.ask(|agent| agent.find(name))?;
     loop {
         let change = daemon.change();
-        if daemon.ask(|agent| agent.may_shrink(id))? {
-            break;
+        if !daemon.ask(|agent| agent.may_shrink(id))? {
+            change.await;
+            continue;
         }
-        change.await;
+        daemon.look_at([id]);
+        let within = by.saturating_duration_since(Instant::now());
+        daemon.tell(|agent, now| agent.ask_to_shrink(id, within, now));
+        match finish(daemon, id, name, Agent::shrink_progress).await {
+            Err(_) if daemon.ask(|agent| agent.has_not_parked(id)) => sleep(AGAIN).await,
+            over => return over,
+        }
     }
-    daemon.look();
-    daemon.tell(|agent, now| agent.ask_to_shrink(id, now));
-    finish(daemon, id, name, Agent::shrink_progress).await
 }
 
 async fn refill(daemon: &Rc<Daemon>, name: &str) -> Result<(), String> {
@@ -381,11 +420,15 @@ pub enum ClientError {
     Refused(String),
 }
 
-/// Sends a request to the agent at a socket and waits for the complete answer.
+/// Sends a request to the agent at a socket and waits for the complete answer; `waits` gets what a command waits for, again and again.
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn ask(path: &Path, ask: Ask) -> Result<Vec<Answer>, ClientError> {
+pub fn ask(
+    path: &Path,
+    request: impl Into<Request>,
+    mut waits: impl FnMut(&str),
+) -> Result<Vec<Answer>, ClientError> {
     match check_folder(path) {
         Err(SocketError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(ClientError::Nobody(path.to_owned()));
@@ -397,13 +440,14 @@ pub fn ask(path: &Path, ask: Ask) -> Result<Vec<Answer>, ClientError> {
         _ => ClientError::Os(error),
     })?;
     check_server(path, &socket)?;
-    socket.write_all(&frame(&Envelope::unnumbered(ask))?)?;
+    socket.write_all(&frame(&Envelope::unnumbered(request.into()))?)?;
     let (mut frames, mut bytes, mut answers) = (Frames::default(), vec![0; 64 << 10], Vec::new());
     loop {
         while let Some(Envelope { message, .. }) = frames.take::<Answer>()? {
             match message {
                 Answer::End => return Ok(answers),
                 Answer::Error { why } | Answer::Refused { why } => return Err(ClientError::Refused(why)),
+                Answer::Waits { why } => waits(&why),
                 answer => answers.push(answer),
             }
         }

@@ -96,6 +96,8 @@ pub(crate) struct Worker {
     pub(crate) is_away: bool,
     /// Failure of its last command or refill.
     pub(crate) failed: Option<String>,
+    /// Memory that could have left and did not at the end of the last shrink; `None` while an operator's shrink has not ended.
+    pub(crate) stayed: Option<Bytes>,
 }
 
 /// Workers and GPUs by number and name.
@@ -233,6 +235,7 @@ impl Roster {
                 shrinks: 0,
                 is_away,
                 failed: None,
+                stayed: None,
             },
         );
         self.by_peer.insert(who.peer, id);

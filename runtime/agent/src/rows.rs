@@ -111,7 +111,6 @@ impl Agent {
     /// Returns whether a shrink of the worker can start; false if an operation is under way and the operator must wait.
     pub(crate) fn may_shrink(&self, id: WorkerId) -> Result<bool, String> {
         match self.arbiter.state(id) {
-            Some(_) if self.arbiter.is_late(id) => Err(format!("{}: {LATE}", self.name(id))),
             Some("resident" | "asleep" | "waiting" | "checkpointed") => Ok(true),
             Some("silent") => Err(silent(&self.name(id))),
             Some("failed") => Err(format!("{}: {LOST}", self.name(id))),
@@ -120,13 +119,13 @@ impl Agent {
         }
     }
 
-    /// Starts an operator's shrink of a worker.
-    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) {
+    /// Starts an operator's shrink of a worker, whose uses have `within` to stop.
+    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, within: Duration, now: Duration) {
         self.now = now;
         if let Some(worker) = self.roster.get_mut(id) {
-            worker.failed = None;
+            (worker.failed, worker.stayed) = (None, None);
         }
-        self.step(glake_arbiter::Event::Shrink { worker: id });
+        self.step(glake_arbiter::Event::Shrink { worker: id, within });
     }
 
     /// Starts an operator's refill of a worker.
@@ -150,24 +149,49 @@ impl Agent {
         Ok(())
     }
 
+    /// Returns the leased memory of a worker that can leave.
+    pub(crate) fn removable(&self, id: WorkerId) -> Bytes {
+        let leased: Bytes = self.arbiter.footprints().filter(|of| of.worker == id).map(|of| of.lease).sum();
+        let holdings = self.roster.get(id).map(|worker| worker.holdings.as_slice()).unwrap_or_default();
+        leased.saturating_sub(holdings.iter().map(|held| held.fixed).sum())
+    }
+
     pub(crate) fn shrink_progress(&self, id: WorkerId) -> Progress {
         let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
+        let stayed = worker.stayed.unwrap_or_else(|| self.removable(id));
         match (self.arbiter.state(id), &worker.failed) {
-            _ if self.arbiter.is_late(id) => Progress::Failed(LATE.to_owned()),
             (_, Some(why)) => Progress::Failed(why.clone()),
             (Some("failed"), None) => Progress::Failed(LOST.to_owned()),
             (Some("parking" | "shrinking"), None) => Progress::UnderWay,
-            _ => {
-                let leased: Bytes =
-                    self.arbiter.footprints().filter(|of| of.worker == id).map(|of| of.lease).sum();
-                let fixed: Bytes = worker.holdings.iter().map(|held| held.fixed).sum();
-                match leased <= fixed {
-                    true => Progress::Done,
-                    false => Progress::Failed(format!(
-                        "{leased} of it stayed: its uses did not stop at a safe point in time, or they hold what cannot leave"
-                    )),
-                }
-            }
+            _ if stayed.is_zero() => Progress::Done,
+            _ if worker.stayed.is_none() => Progress::Failed(NOT_PARKED.to_owned()),
+            _ => Progress::Failed(format!(
+                "{stayed} of it stayed: a use that runs holds it, or it cannot leave"
+            )),
+        }
+    }
+
+    /// Returns whether a shrink failed because the worker's uses did not stop, so that another attempt may succeed.
+    pub(crate) fn has_not_parked(&self, id: WorkerId) -> bool {
+        let has_failed = |worker: &Worker| worker.failed.as_ref().map(|why| why.starts_with("park: "));
+        self.roster.get(id).is_some_and(|worker| has_failed(worker).unwrap_or(worker.stayed.is_none()))
+    }
+
+    /// Returns the event that an operator's command for a worker waits for.
+    pub(crate) fn awaited(&self, id: WorkerId) -> String {
+        let Some(worker) = self.roster.get(id) else { return "it is gone".to_owned() };
+        let evicted: Bytes = worker.holdings.iter().map(|held| held.evicted).sum();
+        match self.arbiter.state(id).unwrap_or_default() {
+            "parking" => "its uses have to end, or to stop at a safe point".to_owned(),
+            "shrinking" if self.arbiter.is_late(id) => LATE.to_owned(),
+            "shrinking" => format!("{} have to leave its GPUs", self.removable(id)),
+            "waiting" => "no GPU memory is free for it yet (glake explain)".to_owned(),
+            "refilling" => format!("{evicted} have to come back"),
+            "starting" => "it loads its memory".to_owned(),
+            "checkpointing" => "the driver checkpoints its process".to_owned(),
+            "restoring" => "the driver restores its process".to_owned(),
+            "silent" => "it has not joined since the agent was started".to_owned(),
+            _ => worker.failed.clone().unwrap_or_else(|| "it has not answered yet".to_owned()),
         }
     }
 
@@ -185,7 +209,10 @@ impl Agent {
 }
 
 /// Message of a shrink without an answer in time.
-const LATE: &str = "it has not answered in time; its memory leaves once it does: glake ps shows it";
+const LATE: &str = "it does not answer (is its process stopped?); its memory leaves once it does";
+
+/// Message of a shrink whose worker did not park.
+const NOT_PARKED: &str = "its uses have not stopped at a safe point or ended";
 
 /// Message of any request for a lost worker.
 const LOST: &str = "the driver does not restore its process, which is lost: end it, and start it again";
@@ -231,13 +258,14 @@ fn outcome(outcome: Outcome) -> String {
 #[allow(clippy::unwrap_used)] // also in the functions that tests call
 mod tests {
     use glake_arbiter::node::NodeFile;
-    use glake_wire::{Hello, Holding, Peer, ToAgent};
+    use glake_wire::{Activity, Hello, Holding, Peer, ToAgent};
 
     use super::*;
     use crate::Identity;
 
     const MIB: fn(u64) -> Bytes = Bytes::mib;
     const NOW: Duration = Duration::ZERO;
+    const LONG: Duration = Duration::from_secs(30);
 
     fn agent(file: &str) -> Agent {
         let gpus = ["0", "1"].map(|gpu| (gpu.to_owned(), Bytes::gib(24))).to_vec();
@@ -268,7 +296,7 @@ mod tests {
 
     /// Returns the destination of a shrink's copies.
     fn shrink(agent: &mut Agent, id: WorkerId) -> glake_wire::Tier {
-        agent.ask_to_shrink(id, NOW);
+        agent.ask_to_shrink(id, LONG, NOW);
         let mut frames = glake_wire::Frames::default();
         while let Some(frame) = agent.frame(id).unwrap() {
             frames.push(&frame);
@@ -276,6 +304,41 @@ mod tests {
         let said = std::iter::from_fn(|| frames.take::<ToWorker>().unwrap());
         let tier = |message| if let ToWorker::Shrink { tier, .. } = message { Some(tier) } else { None };
         said.filter_map(|envelope| tier(envelope.message)).last().unwrap()
+    }
+
+    /// Neither a prediction nor the pause that a worker allows others shortens an operator's time.
+    #[test]
+    fn an_operators_shrink_gives_running_uses_its_own_time() {
+        for parks in [false, true] {
+            let mut agent = agent("[[worker]]\nname = \"model\"\nmax_pause = 0.05\n");
+            let id = join(&mut agent, false, held("0", [512, 512, 0, 0]));
+            let activity = Activity { begun: 1, uses: 1, parks, ..Activity::default() };
+            agent.saw(id, Some(crate::PageReading { activity, idle_for: NOW }), NOW);
+            agent.ask_to_shrink(id, LONG, NOW);
+            for second in [1, 29] {
+                agent.tick(Duration::from_secs(second));
+                assert_eq!(
+                    (state(&agent).as_str(), agent.shrink_progress(id)),
+                    ("parking", Progress::UnderWay)
+                );
+            }
+            // The worker refuses, and is asked again without being left alone.
+            let failed =
+                ToAgent::Failed { what: "park".to_owned(), why: "no".to_owned(), holdings: Vec::new() };
+            agent.hear(id, 1, 0, failed, LONG).unwrap();
+            assert!(agent.has_not_parked(id) && agent.may_shrink(id) == Ok(true));
+            assert_eq!(agent.awaited(id), "park: no");
+            agent.ask_to_shrink(id, LONG, LONG);
+            agent.hear(id, 2, 0, ToAgent::Parked, LONG).unwrap();
+            assert_eq!(state(&agent), "shrinking");
+            agent.hear(id, 3, 0, ToAgent::Returned { gpu: "0".to_owned(), bytes: MIB(512) }, LONG).unwrap();
+            agent
+                .hear(id, 4, 0, ToAgent::Shrunk { holdings: vec![held("0", [0, 0, 512, 0])] }, LONG)
+                .unwrap();
+            // The parked uses have their memory back before the operator looks.
+            agent.hear(id, 5, 0, ToAgent::Want { deadline_ms: None }, LONG).unwrap();
+            assert_eq!((state(&agent).as_str(), agent.shrink_progress(id)), ("refilling", Progress::Done));
+        }
     }
 
     /// A worker reports its holdings after it has grown, and earlier releases never do: its page shows the growth at once.

@@ -168,6 +168,8 @@ impl Arbiter {
         }
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
         match &mut gang.state {
+            // An operator's time says nothing about the worker.
+            State::Parking { by, whom: None, .. } if *by <= now => self.unpark(id),
             State::Parking { since, by, .. } if *by <= now => {
                 let waited = now.saturating_sub(*since);
                 gang.predictions.saw_park(waited, longest);

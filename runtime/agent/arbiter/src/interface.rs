@@ -123,7 +123,11 @@ pub enum Event {
     /// A process died. Its memory counts until the meter shows that the driver has freed it.
     Died { worker: WorkerId },
     /// The operator requests a shrink of a worker.
-    Shrink { worker: WorkerId },
+    Shrink {
+        worker: WorkerId,
+        /// Time for its uses to end, or to stop at safe points.
+        within: Duration,
+    },
     /// Time passed without another event.
     Tick,
 }

@@ -1,10 +1,56 @@
 //! Requests of clients (`glake ps`, `shrink`, ...) over the same socket, and the agent's answers: one `ask`, then `row` and
 //! `decision` frames, then `end` or `error`. These frames are not numbered.
 
+use std::time::Duration;
+
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Request of a client: the first and only frame of its connection.
+/// First and only frame of a client's connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// What the client asks for.
+    #[serde(flatten)]
+    pub ask: Ask,
+    /// Milliseconds that a command may take. None: the agent's default, [`Ask::TIMEOUT`], or [`Ask::START_TIMEOUT`] if it starts a worker.
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+    /// Whether the client knows [`Answer::Waits`]; a client of an earlier release does not.
+    #[serde(default)]
+    pub waits: bool,
+}
+
+impl From<Ask> for Request {
+    fn from(ask: Ask) -> Self {
+        Request { ask, timeout_ms: None, waits: true }
+    }
+}
+
+impl Request {
+    /// Sets the time that a command may take.
+    #[must_use]
+    pub fn within(self, timeout: Duration) -> Self {
+        Request { timeout_ms: u64::try_from(timeout.as_millis()).ok(), ..self }
+    }
+
+    /// Returns the longest time until the agent's last frame.
+    pub fn longest(&self) -> Duration {
+        let default = match self.ask {
+            Ask::Start { .. } | Ask::Refill { .. } => Ask::START_TIMEOUT,
+            _ => Ask::TIMEOUT,
+        };
+        self.timeout_ms.map_or(default, Duration::from_millis)
+    }
+}
+
+impl Ask {
+    /// Default time of a command.
+    pub const TIMEOUT: Duration = Duration::from_secs(30);
+    /// Default time of a command that starts a worker.
+    pub const START_TIMEOUT: Duration = Duration::from_secs(600);
+}
+
+/// Question or command of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Ask {
@@ -48,6 +94,11 @@ pub enum Answer {
     Text {
         /// Content of the part.
         text: String,
+    },
+    /// The command is under way; sent twice a second to clients that know it.
+    Waits {
+        /// What the command waits for.
+        why: String,
     },
     /// End of a successful answer.
     End,

@@ -1,14 +1,15 @@
 //! The node agent's clients: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use glake_agent::ask;
 use glake_runtime::config::{Config, Environment, Sources};
-use glake_wire::{Answer, Ask, DecisionRow, WorkerRow, find_socket};
+use glake_wire::{Answer, Ask, DecisionRow, Request, WorkerRow, find_socket};
 
 use super::Failure;
-use super::output::{Output, table};
+use super::output::{Output, Waiting, table};
 
 /// Address of the agent.
 #[derive(Debug, Args)]
@@ -16,6 +17,9 @@ pub(super) struct Agent {
     /// The agent's socket [default: GLAKE_AGENT, else as for glake serve]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Seconds to wait for the agent, and for what it is told to do [default: 30; 600 if a worker is started]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
 }
 
 /// Arguments of `glake ps`.
@@ -121,7 +125,10 @@ pub(super) fn runtime_dir(environment: &Environment) -> Option<&Path> {
 
 fn answer(agent: &Agent, sources: &Sources, config: &Config, question: Ask) -> Result<Vec<Answer>, Failure> {
     let socket = socket(agent.socket.as_deref(), config, &sources.environment)?;
-    ask(&socket, question).map_err(Failure::failed)
+    let request = Request::from(question);
+    let request = agent.timeout.iter().fold(request, |of, seconds| of.within(Duration::from_secs(*seconds)));
+    let mut waiting = Waiting::default();
+    ask(&socket, request, |why| waiting.say(why)).map_err(Failure::failed)
 }
 
 pub(super) fn ps(

@@ -11,6 +11,8 @@ use crate::{
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
+/// Time that operators give the uses of a worker to stop.
+pub(super) const DRAIN: Duration = Duration::from_secs(30);
 
 /// Actual state of a worker, which the arbiter knows from events only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
