@@ -12,12 +12,14 @@ use glake_wire::{
     ActivityView, Answer, Ask, Envelope, FrameError, Frames, Hello, PageError, Request, SocketError, ToAgent,
     ToWorker, check_folder, check_server, frame, receive, send,
 };
+use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::ConnectionError;
 use crate::daemon::{Daemon, Link};
+use crate::host::is_stopped;
 use crate::supervisor::Progress;
 use crate::{Agent, Identity};
 
@@ -311,7 +313,8 @@ pub(crate) async fn answer(
     };
     for answer in answers {
         let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
-        connection.say(bytes).await?;
+        // A client that is stopped keeps nothing here.
+        timeout(Ask::TIMEOUT, connection.say(bytes)).await??;
     }
     Ok(())
 }
@@ -331,15 +334,15 @@ async fn carry_out(
     // Only a refill that starts its worker takes as long as a start.
     let is_refill = matches!(request.ask, Ask::Refill { .. }) && !daemon.is_startable(name);
     let default = if is_refill { Ask::TIMEOUT } else { request.longest() };
-    let timeout = request.timeout_ms.map_or(default, Duration::from_millis);
-    let (until, mut command) = (Instant::now() + timeout, pin!(command));
+    let longest = request.timeout_ms.map_or(default, Duration::from_millis);
+    let (until, mut command) = (Instant::now() + longest, pin!(command));
     loop {
         let done = tokio::select! {
             done = &mut command => done,
             () = connection.closed() => return Ok(Vec::new()),
             () = sleep_until(until) => Err(format!(
                 "{name}: not done within {} s: {}; it goes on: look at glake ps, or give it more time (--timeout)",
-                timeout.as_secs_f64(),
+                longest.as_secs_f64(),
                 daemon.awaited(name)
             )),
             () = sleep(REPORT), if request.waits => {
@@ -412,6 +415,22 @@ pub enum ClientError {
     /// The connection failed.
     #[error("the connection failed before the agent answered: {0}")]
     Os(#[from] io::Error),
+    /// The agent did not accept the connection, or did not answer, in time.
+    #[error(
+        "the agent of {} does not answer ({}): {}; workers keep what they have meanwhile", .path.display(), .found,
+        match stopped {
+            Some(pid) => format!("its process {pid} is stopped, continue it (kill -CONT {pid}) or end it and start another"),
+            None => "look at its log, or end it and start another (glake serve)".to_owned(),
+        }
+    )]
+    Silent {
+        /// Path of the socket.
+        path: PathBuf,
+        /// What the client waited for, and how long.
+        found: String,
+        /// Process that serves the socket, if it is stopped.
+        stopped: Option<u32>,
+    },
     /// The agent ended before it had answered.
     #[error("the agent ended before it had answered")]
     CommandResult,
@@ -435,25 +454,77 @@ pub fn ask(
         }
         checked => checked?,
     }
-    let mut socket = std::os::unix::net::UnixStream::connect(path).map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => ClientError::Nobody(path.to_owned()),
-        _ => ClientError::Os(error),
-    })?;
+    let request = request.into();
+    // The agent ends a command itself.
+    let grace =
+        if matches!(request.ask, Ask::Ps | Ask::Explain | Ask::Metrics) { Duration::ZERO } else { GRACE };
+    let until = Instant::now() + request.longest().saturating_add(grace);
+    let mut socket = connect(path, request.longest().min(SILENCE))?;
     check_server(path, &socket)?;
-    socket.write_all(&frame(&Envelope::unnumbered(request.into()))?)?;
+    socket.set_read_timeout(Some(LOOK))?;
+    socket.write_all(&frame(&Envelope::unnumbered(&request))?)?;
     let (mut frames, mut bytes, mut answers) = (Frames::default(), vec![0; 64 << 10], Vec::new());
+    let (mut heard, mut reports) = (Instant::now(), false);
     loop {
         while let Some(Envelope { message, .. }) = frames.take::<Answer>()? {
             match message {
                 Answer::End => return Ok(answers),
                 Answer::Error { why } | Answer::Refused { why } => return Err(ClientError::Refused(why)),
-                Answer::Waits { why } => waits(&why),
+                Answer::Waits { why } => {
+                    reports = true;
+                    waits(&why);
+                }
                 answer => answers.push(answer),
             }
         }
-        match socket.read(&mut bytes)? {
-            0 => return Err(ClientError::CommandResult),
-            length => frames.push(&bytes[..length]),
+        match socket.read(&mut bytes) {
+            Ok(0) => return Err(ClientError::CommandResult),
+            Ok(length) => {
+                heard = Instant::now();
+                frames.push(&bytes[..length]);
+            }
+            Err(error) if is_for_now(&error) => {
+                let now = Instant::now();
+                let (silent, stopped) = (now.saturating_duration_since(heard), stopped(&socket));
+                // An agent of an earlier release sends no reports, and may be at work.
+                if now >= until || silent >= SILENCE && (reports || stopped.is_some()) {
+                    let found = format!("nothing came for {} s", silent.as_secs());
+                    return Err(ClientError::Silent { path: path.to_owned(), found, stopped });
+                }
+            }
+            Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Silence after which an agent that is stopped, or that reported before, is given up.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Interval of checks of an agent that has not answered yet.
+const LOOK: Duration = Duration::from_millis(200);
+/// Time for the end of a command whose own time is over.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Connects to a socket; waits for at most `longest` while its queue of connections is full.
+fn connect(path: &Path, longest: Duration) -> Result<std::os::unix::net::UnixStream, ClientError> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(io::Error::from)?;
+    // Bounds the connection and all writes.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(longest)).map_err(io::Error::from)?;
+    let address = SocketAddrUnix::new(path).map_err(io::Error::from)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => Ok(socket.into()),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Err(ClientError::Nobody(path.to_owned())),
+        Err(Errno::AGAIN) => {
+            let found = format!("its queue of connections has been full for {} s", longest.as_secs_f64());
+            Err(ClientError::Silent { path: path.to_owned(), found, stopped: None })
+        }
+        Err(error) => Err(io::Error::from(error).into()),
+    }
+}
+
+/// Returns the process that serves a connection, if it is stopped.
+fn stopped(socket: &std::os::unix::net::UnixStream) -> Option<u32> {
+    let peer = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerCredentials).ok()?;
+    u32::try_from(peer.pid()).ok().filter(|pid| is_stopped(*pid))
 }
