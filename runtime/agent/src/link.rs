@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use glake_arbiter::WorkerId;
 use glake_wire::{
-    ActivityView, Answer, Ask, Envelope, FrameError, Frames, Hello, PageError, Request, SocketError, ToAgent,
-    ToWorker, check_folder, check_server, frame, receive, send,
+    ActivityView, Answer, Ask, DecisionRow, Envelope, FrameError, Frames, Hello, PageError, Request,
+    SocketError, ToAgent, ToWorker, check_folder, check_server, frame, receive, send,
 };
 use rustix::io::Errno;
 use tokio::io::Interest;
@@ -189,7 +189,8 @@ impl Connection {
 
     /// Refuses the peer with a reason and whether a retry can succeed, and closes the connection.
     async fn refuse(&mut self, why: impl ToString, passes: bool) -> Option<Visitor> {
-        let why = why.to_string();
+        // Within a frame, whatever the peer wrote.
+        let why: String = why.to_string().chars().take(4000).collect();
         // A worker with a temporary refusal retries every two seconds.
         match passes {
             true => tracing::info!(target: "glake::agent", %why, "a connection is refused for now"),
@@ -269,9 +270,6 @@ fn is_for_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Maximum size of a text in one frame.
-const PART: usize = 16 << 10;
-
 /// Interval of reports to a client that waits.
 const REPORT: Duration = Duration::from_millis(500);
 /// Time between two attempts to park a worker for an operator.
@@ -294,8 +292,7 @@ pub(crate) async fn answer(
         Ask::Explain => whole(daemon.ask(Agent::decisions).into_iter().map(Answer::Decision)),
         Ask::Metrics => {
             daemon.look();
-            let text: Vec<char> = daemon.ask(crate::metrics::text).chars().collect();
-            whole(text.chunks(PART).map(|part| Answer::Text { text: part.iter().collect() }))
+            whole([Answer::Text { text: daemon.ask(crate::metrics::text) }].into_iter())
         }
         Ask::Shrink { worker } => {
             let by = Instant::now() + request.longest();
@@ -311,7 +308,7 @@ pub(crate) async fn answer(
             carry_out(daemon, &request, worker, connection, daemon.stop_worker(worker)).await?
         }
     };
-    for answer in answers {
+    for answer in answers.into_iter().flat_map(Answer::parts) {
         let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
         // A client that is stopped keeps nothing here.
         timeout(Ask::TIMEOUT, connection.say(bytes)).await??;
@@ -346,8 +343,9 @@ async fn carry_out(
                 daemon.awaited(name)
             )),
             () = sleep(REPORT), if request.waits => {
-                let waits = Answer::Waits { why: daemon.awaited(name) };
-                connection.offer(frame(&Envelope::unnumbered(waits)).map_err(io::Error::other)?)?;
+                for waits in (Answer::Waits { why: daemon.awaited(name) }).parts() {
+                    connection.offer(frame(&Envelope::unnumbered(waits)).map_err(io::Error::other)?)?;
+                }
                 continue;
             }
         };
@@ -473,6 +471,11 @@ pub fn ask(
                 Answer::Waits { why } => {
                     reports = true;
                     waits(&why);
+                }
+                Answer::Decision(DecisionRow { taken, continues: true, .. }) => {
+                    if let Some(Answer::Decision(row)) = answers.last_mut() {
+                        row.taken.extend(taken);
+                    }
                 }
                 answer => answers.push(answer),
             }

@@ -89,6 +89,7 @@ impl Agent {
             predicted_s: of.predicted.as_secs_f64(),
             real_s: real(of.outcome).map(|took| took.as_secs_f64()),
             outcome: outcome(of.outcome),
+            continues: false,
         };
         self.arbiter.decisions().map(row).collect()
     }
@@ -103,7 +104,7 @@ impl Agent {
                 true => format!(
                     "no worker is called {name:?}: none has joined (glake.join(), or GLAKE_AGENT=SOCKET)"
                 ),
-                false => format!("no worker is called {name:?}: there are {}", known.join(", ")),
+                false => format!("no worker is called {name:?}: there are {}", listed(&known)),
             }
         })
     }
@@ -205,6 +206,15 @@ impl Agent {
             (Some("resident" | "asleep"), None) if evicted.is_zero() => Progress::Done,
             _ => Progress::UnderWay,
         }
+    }
+}
+
+/// Returns the first names of a list, and the number of the others.
+fn listed(names: &[&str]) -> String {
+    const MOST: usize = 20;
+    match names.len().saturating_sub(MOST) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more (glake ps)", names[..MOST].join(", ")),
     }
 }
 
