@@ -26,6 +26,10 @@ impl Agent {
         let is_busy = activity_of(worker.activity) != UseState::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
+            // No use has begun, and it has not said that it has loaded: its memory may be in use.
+            "resident" if worker.activity.is_some_and(|page| page.begun == 0 && !page.captures) => {
+                if resident.is_zero() { "joined" } else { "loaded" }
+            }
             "resident" if is_busy => "busy",
             "resident" => "idle",
             other => other,
@@ -357,16 +361,24 @@ mod tests {
         let mut agent = agent("[node]\nhost_budget = \"300MiB\"\n");
         let id = join(&mut agent, false, held("0", [512, 0, 0, 0]));
         assert_eq!(state(&agent), "resident");
+        saw(&mut agent, id, MIB(0), 0);
+        assert_eq!(state(&agent), "joined");
         saw(&mut agent, id, MIB(512), 0);
         assert_eq!(
             (state(&agent).as_str(), agent.rows()[0].resident),
-            ("busy", MIB(512)),
+            ("loaded", MIB(512)),
             "it announces no uses"
         );
         let text = crate::metrics::text(&agent);
         assert!(text.contains("{worker=\"model\",place=\"resident\"} 536870912"), "{text}");
         saw(&mut agent, id, MIB(512), 1);
         assert_eq!(state(&agent), "idle");
+        for (captures, uses, found) in [(false, 1, "busy"), (true, 0, "busy")] {
+            let activity = Activity { begun: uses, uses, captures, ..Activity::default() };
+            agent.saw(id, Some(crate::PageReading { activity, idle_for: NOW }), NOW);
+            assert_eq!((state(&agent).as_str(), agent.rows()[0].idle_s), (found, None));
+        }
+        saw(&mut agent, id, MIB(512), 1);
         assert_eq!(shrink(&mut agent, id), glake_wire::Tier::File, "512 MiB of a host budget of 300");
     }
 

@@ -59,13 +59,18 @@ Columns:
   pid                 of its process; 0: none
   leased, resident    what it may hold on its GPUs, and what it holds
   evicted             what is not there: in the host's memory or in files
-  idle                how long no use has run; -: one runs, or nothing is known
+  idle                how long no use has run; -: one runs, none has begun
+                      yet, or nothing is known
   wake                how long its memory would take to come back, as predicted
   note                of a worker that has not joined: how it ended, and what is
                       waited for
 
 State:
-  idle, busy          its memory is there, and whether a use runs, or it loads
+  idle, busy          its memory is there, and whether a use runs (or a capture)
+  loaded              its memory is there and counts as in use, so that nothing
+                      is taken of it: no use has begun yet, and its program has
+                      not called glake.join() since it loaded
+  joined              it has no memory yet
   resident            its memory is there, and whether a use runs is not known
   waiting             its uses wait for memory
   asleep              some of its memory is evicted, and nobody wants it
@@ -86,7 +91,7 @@ Of workers that the agent starts, and that have not joined:
   stopping, stopped   by glake stop, or not asked for yet (start = \"request\")
 
 JSON fields: worker, pid (0: none), tenant, gpus, state, leased, resident,
-evicted (bytes), idle_s (null: a use runs, or nothing is known),
+evicted (bytes), idle_s (null: a use runs, none has begun, or nothing is known),
 predicted_wake_s, note (null: none)";
 
 const EXPLAIN: &str = "\
