@@ -462,7 +462,8 @@ impl Agent {
                 let (name, now) = (self.name(worker), self.now);
                 tracing::warn!(target: "glake::agent", worker = %name, why, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker missed a deadline: it is no victim for a while, and its lease counts as used");
             }
-            Action::Deny { worker, why, .. } => {
+            // The worker wants again after a denial for now.
+            Action::Deny { worker, why, retry_after: None } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
                     worker.failed = Some(denial(why).to_owned());
                 }

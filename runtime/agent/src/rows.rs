@@ -165,9 +165,10 @@ impl Agent {
         let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
         let stayed = worker.stayed.unwrap_or_else(|| self.removable(id));
         match (self.arbiter.state(id), &worker.failed) {
+            // Also while it is late.
+            (Some("parking" | "shrinking"), _) => Progress::UnderWay,
             (_, Some(why)) => Progress::Failed(why.clone()),
             (Some("failed"), None) => Progress::Failed(LOST.to_owned()),
-            (Some("parking" | "shrinking"), None) => Progress::UnderWay,
             _ if stayed.is_zero() => Progress::Done,
             _ if worker.stayed.is_none() => Progress::Failed(NOT_PARKED.to_owned()),
             _ => Progress::Failed(format!(
@@ -435,6 +436,36 @@ mod tests {
     }
 
     /// The memory of a stopped worker returns once it continues; an operator must not wait forever.
+    /// The worker wants again by itself, within the operator's time.
+    #[test]
+    fn a_refill_goes_on_after_a_denial_for_now() {
+        let mut agent = agent("[[worker]]\nname = \"model\"\ndeadline_s = 0.2\n");
+        let id = join(&mut agent, false, held("0", [0, 0, 8192, 0]));
+        let other = Hello {
+            name: "other".to_owned(),
+            ranks: 1,
+            holdings: vec![held("0", [20_480, 20_480, 0, 0])],
+            ..Hello::default()
+        };
+        agent.hello(Identity { peer: Peer { pid: 2, start: 1 }, uid: 0 }, other, NOW).unwrap();
+        agent.ask_to_refill(id, NOW).unwrap();
+        agent.hear(id, 1, 1, ToAgent::Want { deadline_ms: Some(30_000) }, NOW).unwrap();
+        agent.tick(Duration::from_millis(300));
+        assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("asleep", Progress::UnderWay));
+    }
+
+    /// An operator's time counts also if it is longer than the arbiter's patience.
+    #[test]
+    fn a_late_shrink_is_under_way() {
+        let mut agent = agent("");
+        let id = join(&mut agent, false, held("0", [512, 512, 0, 0]));
+        saw(&mut agent, id, MIB(512), 1);
+        agent.ask_to_shrink(id, LONG, NOW);
+        agent.tick(4 * LONG);
+        assert_eq!((state(&agent).as_str(), agent.shrink_progress(id)), ("shrinking", Progress::UnderWay));
+        assert!(agent.awaited(id).contains("is its process stopped?"), "{}", agent.awaited(id));
+    }
+
     #[test]
     fn a_refill_of_a_stopped_process_ends() {
         let mut agent = agent("");
