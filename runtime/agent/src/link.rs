@@ -281,6 +281,8 @@ pub(crate) async fn answer(
     request: Request,
     connection: &mut Connection,
 ) -> io::Result<()> {
+    // Ages and times count until now, also if nothing has happened.
+    daemon.tell(Agent::tick);
     let answers = match &request.ask {
         Ask::Ps => {
             daemon.look();

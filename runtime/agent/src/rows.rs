@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use glake_arbiter::{Outcome, UseState, Why, WorkerId};
 use glake_units::Bytes;
-use glake_wire::{DecisionRow, ToWorker, VictimRow, WorkerRow};
+use glake_wire::{DecisionRow, Denied, ToWorker, VictimRow, WorkerRow};
 
 use crate::Agent;
 use crate::roster::{Worker, activity_of, base};
@@ -264,6 +264,9 @@ fn outcome(outcome: Outcome) -> String {
         Outcome::Kept => "idle for long, and could not be checkpointed",
         Outcome::Late => "it did not end in time",
         Outcome::Denied(why) => crate::agent::denial(why),
+        Outcome::GrowthDenied(Denied::TooLarge) => "growth denied: all that others could give is not enough",
+        Outcome::GrowthDenied(Denied::Deadline) => "growth denied: not enough came within its time",
+        Outcome::GrowthDenied(why) => crate::agent::denial(why),
         Outcome::Died => "it died",
     }
     .to_owned()
@@ -436,6 +439,23 @@ mod tests {
     }
 
     /// The memory of a stopped worker returns once it continues; an operator must not wait forever.
+    #[test]
+    fn decisions_show_denied_growths_and_names_of_ended_workers() {
+        let mut agent = agent("[node]\nreserve = \"0B\"\nfloor = \"1GiB\"\n");
+        let id = join(&mut agent, false, held("0", [8192, 8192, 0, 0]));
+        let grow = |gib| ToAgent::Grow { gpu: "0".to_owned(), bytes: Bytes::gib(gib), within_ms: 1000 };
+        agent.hear(id, 1, 0, grow(20), NOW).unwrap();
+        agent.hear(id, 2, 0, grow(30), NOW).unwrap();
+        agent.died(Peer { pid: 1, start: 1 }, NOW).unwrap();
+        let rows = agent.decisions();
+        let row = |row: &DecisionRow| (row.worker.clone(), row.needed, row.outcome.clone());
+        let denied = "growth denied: all that others could give is not enough".to_owned();
+        assert_eq!(rows.iter().map(row).collect::<Vec<_>>(), [("model".to_owned(), Bytes::gib(30), denied)]);
+        // Time passes without events.
+        agent.tick(LONG);
+        assert_eq!(agent.decisions()[0].ago_s, 30.0);
+    }
+
     /// The worker wants again by itself, within the operator's time.
     #[test]
     fn a_refill_goes_on_after_a_denial_for_now() {

@@ -148,7 +148,7 @@ impl Arbiter {
             std::mem::take(&mut self.ledger.growths).into_iter().partition(|growth| growth.by <= now);
         self.ledger.growths = open;
         for growth in late {
-            self.deny_growth(&growth);
+            self.deny_growth(&growth, Denied::Deadline);
         }
         for (&gpu, held) in &mut self.ledger.gpus {
             if held.measure_due(now) {

@@ -327,6 +327,7 @@ pub enum Action {
         gpu: GpuId,
         /// Size of the denied request.
         bytes: Bytes,
+        why: Denied,
     },
     /// Reports a missed deadline. Until `until` the worker is never a victim, and its lease counts as used.
     StopCountingOn {

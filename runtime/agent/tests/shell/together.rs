@@ -32,6 +32,11 @@ fn the_longest_idle_worker_is_the_victim() {
     assert_eq!((last.worker.as_str(), last.outcome.as_str()), ("c", "refilled"));
     assert_eq!((last.taken[0].worker.as_str(), last.taken[0].why.as_str()), ("a", "idle"));
     assert!(last.real_s.is_some() && last.predicted_s > 0.0);
+    // Time passes for an agent without events.
+    std::thread::sleep(Duration::from_millis(20));
+    let later = node.ask(Ask::Explain).unwrap();
+    let Some(Answer::Decision(later)) = later.last() else { panic!("{later:?}") };
+    assert!(later.ago_s >= last.ago_s + 0.02, "{later:?}");
     let metrics = node.metrics();
     assert_eq!(metrics.of("glake_worker_bytes{worker=\"b\",place=\"resident\"}"), gib(10));
     assert_eq!(metrics.of("glake_gpu_limit_bytes{gpu=\"0\"}"), gib(24) - gib(1) / 2.0);

@@ -96,9 +96,9 @@ predicted_wake_s, note (null: none)";
 
 const EXPLAIN: &str = "\
 Columns:
-  worker     who waited for memory
-  outcome    what came of it
-  taken      whose memory it was given, and why theirs; -: it needed none
+  worker     who waited for memory, or grew beyond its lease
+  outcome    what came of it; requests to grow are here if they were denied
+  taken      whose memory it was given, and why theirs; -: none
   ago        when that was decided
   waited     how long it waited until then
   needed     how much memory it waited for
@@ -259,7 +259,7 @@ pub(super) fn explain(
             row.worker.clone(),
             row.outcome.clone(),
             match taken.is_empty() {
-                true if row.needed.is_zero() => "-".to_owned(),
+                true if row.needed.is_zero() || row.outcome.contains("denied") => "-".to_owned(),
                 true => "free memory".to_owned(),
                 false => taken.join(", "),
             },

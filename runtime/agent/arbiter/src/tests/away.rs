@@ -308,7 +308,10 @@ fn a_lost_worker_is_denied_and_not_restored_again() {
         assert_eq!(world.tell(Event::Refill { worker }), []);
         assert_eq!(world.tell(Event::Shrink { worker, within: DRAIN }), []);
         let bytes = Bytes::gib(1);
-        assert_eq!(world.tell(grow(bytes)), [Action::DenyGrowth { worker, gpu: GPU, bytes }]);
+        assert_eq!(
+            world.tell(grow(bytes)),
+            [Action::DenyGrowth { worker, gpu: GPU, bytes, why: crate::Denied::Lost }]
+        );
         world.pass(S(1_000));
         // Other workers use its memory, and its name is free after its end.
         world.join_asleep(1, Bytes::gib(22));

@@ -376,7 +376,8 @@ fn a_growth_parks_workers_past_their_quantum() {
     assert!(actions.is_empty(), "{actions:?}");
     world.now += MS(1);
     let actions = world.tell(Event::Tick);
-    let denied = Action::DenyGrowth { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(5) };
+    let why = crate::Denied::Deadline;
+    let denied = Action::DenyGrowth { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(5), why };
     assert_eq!(actions, [denied, Action::Unpark { worker: WorkerId(1) }], "nobody waits for it any more");
     world.does(WorkerId(1), UseState::Idle);
     assert!(matches!(world.tell(grow(5))[..], [Action::Shrink { worker: WorkerId(1), .. }]));

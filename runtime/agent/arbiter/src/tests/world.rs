@@ -147,7 +147,7 @@ impl World {
             self.growths.iter().position(|of| (of.0, of.1, of.2) == (worker, gpu, bytes))
         };
         match *action {
-            Action::DenyGrowth { worker, gpu, bytes } => {
+            Action::DenyGrowth { worker, gpu, bytes, .. } => {
                 let Some(at) = growth(worker, gpu, bytes) else { return };
                 let (.., by) = self.growths.remove(at);
                 let Some(gang) = ledger.gang_of.get(&worker) else { return };
