@@ -356,7 +356,7 @@ impl Node {
 
     /// Returns the workers as in `glake ps --json`; `None` if no agent answers now.
     pub(crate) fn ps(&self) -> Option<Vec<WorkerRow>> {
-        let answers = ask(&self.socket(), Ask::Ps).ok()?.into_iter();
+        let answers = ask(&self.socket(), Ask::Ps, |_| {}).ok()?.into_iter();
         Some(
             answers
                 .filter_map(|answer| if let Answer::Row(row) = answer { Some(row) } else { None })
@@ -421,7 +421,7 @@ impl Node {
         for row in self.ps().into_iter().flatten() {
             let _ = writeln!(text, "ps: {row:?}");
         }
-        for answer in ask(&self.socket(), Ask::Explain).into_iter().flatten() {
+        for answer in ask(&self.socket(), Ask::Explain, |_| {}).into_iter().flatten() {
             let _ = writeln!(text, "explain: {answer:?}");
         }
         let mut logs = vec![self.path().join("agent.log")];

@@ -146,7 +146,7 @@ impl Script {
                     thread::spawn(move || {
                         loop {
                             let agents = node.agents.load(Ordering::SeqCst);
-                            let asked = ask(&node.socket(), Ask::Start { worker: name.clone() });
+                            let asked = ask(&node.socket(), Ask::Start { worker: name.clone() }, |_| {});
                             // An agent that is killed answers nothing.
                             match asked {
                                 Err(_) if agents % 2 == 0 || agents != node.agents.load(Ordering::SeqCst) => {
@@ -298,7 +298,7 @@ impl Script {
         match life.end {
             _ if is_last && !process.is_by_hand => {
                 let _agent = self.node.starts.read().unwrap();
-                let stopped = ask(&self.node.socket(), Ask::Stop { worker: model.name.to_owned() });
+                let stopped = ask(&self.node.socket(), Ask::Stop { worker: model.name.to_owned() }, |_| {});
                 stopped.map_err(|error| format!("glake stop {}: {error}", model.name))?;
                 return self.gone(process);
             }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
-use glake_arbiter::{Account, Action, Arbiter, Denied, Event, GpuId, Joined, Settings, WorkerId};
+use glake_arbiter::{Account, Action, Arbiter, Decision, Denied, Event, GpuId, Joined, Settings, WorkerId};
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holder, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
@@ -324,6 +324,9 @@ impl Agent {
         self.outbound.remove(&id);
         self.leaves(&worker);
         self.step(Event::Died { worker: id });
+        let victims = |of: &Decision| of.taken.iter().map(|victim| victim.gang).collect::<Vec<_>>();
+        let logged = self.arbiter.decisions().flat_map(|of| victims(of).into_iter().chain([of.gang]));
+        self.roster.forget_ended(&logged.collect());
     }
 
     /// Handles the passage of time.
@@ -462,7 +465,8 @@ impl Agent {
                 let (name, now) = (self.name(worker), self.now);
                 tracing::warn!(target: "glake::agent", worker = %name, why, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker missed a deadline: it is no victim for a while, and its lease counts as used");
             }
-            Action::Deny { worker, why, .. } => {
+            // The worker wants again after a denial for now.
+            Action::Deny { worker, why, retry_after: None } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
                     worker.failed = Some(denial(why).to_owned());
                 }

@@ -141,6 +141,10 @@ impl Options {
 /// [`ServeError`].
 pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<(), ServeError> {
     let gpus = options.check()?;
+    // The GPU may be there again later, and the other workers are served meanwhile.
+    if let Err(error) = options.file.check_server(&gpus, Bytes::ZERO) {
+        tracing::warn!(target: "glake::agent", %error, "the file does not fit this server");
+    }
     let limit = raise_descriptors();
     let activated = listenfd::ListenFd::from_env().take_unix_listener(0).ok().flatten();
     let listener = match activated {

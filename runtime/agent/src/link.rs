@@ -1,19 +1,25 @@
 //! Connections: the greeting, a worker's frames in both directions, the answers to operators, and the client side of operators.
 
+use std::future::Future;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use glake_arbiter::WorkerId;
 use glake_wire::{
-    ActivityView, Answer, Ask, Envelope, FrameError, Frames, Hello, PageError, SocketError, ToAgent,
-    ToWorker, check_folder, check_server, frame, receive, send,
+    ActivityView, Answer, Ask, DecisionRow, Envelope, FrameError, Frames, Hello, PageError, Request,
+    SocketError, ToAgent, ToWorker, check_folder, check_server, frame, receive, send,
 };
+use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::ConnectionError;
 use crate::daemon::{Daemon, Link};
+use crate::host::is_stopped;
 use crate::supervisor::Progress;
 use crate::{Agent, Identity};
 
@@ -32,7 +38,7 @@ pub(crate) struct Connection {
 /// Connected peer after its greeting.
 pub(crate) enum Visitor {
     Worker { id: WorkerId, connection: Connection, link: Rc<Link> },
-    Operator { ask: Ask, connection: Connection },
+    Operator { request: Request, connection: Connection },
 }
 
 /// Reads the first frame, and answers a worker's hello. Returns `None` if the connection is over.
@@ -43,10 +49,10 @@ pub(crate) async fn greet(daemon: &Rc<Daemon>, stream: UnixStream) -> Option<Vis
         let came = connection.receive().await.ok()?;
         page = page.or(came?);
         // A frame that is no operator's request must be a worker's hello.
-        if let Ok(Some(Envelope { message: ask, .. })) = connection.frames.take::<Ask>() {
+        if let Ok(Some(Envelope { message: request, .. })) = connection.frames.take::<Request>() {
             let who = Identity::of(&connection.stream);
             return match who {
-                Ok(_) => Some(Visitor::Operator { ask, connection }),
+                Ok(_) => Some(Visitor::Operator { request, connection }),
                 Err(why) => connection.refuse(&why, why.passes()).await,
             };
         }
@@ -104,9 +110,9 @@ async fn join(
 impl Visitor {
     pub(crate) async fn go_on(self, daemon: Rc<Daemon>) {
         match self {
-            Visitor::Operator { ask, mut connection } => {
+            Visitor::Operator { request, mut connection } => {
                 // A peer that has stopped reading is no error.
-                let _ = answer(&daemon, ask, &mut connection).await;
+                let _ = answer(&daemon, request, &mut connection).await;
             }
             Visitor::Worker { id, mut connection, link } => {
                 let over = connection.serve(&daemon, id, &link).await;
@@ -164,6 +170,14 @@ impl Connection {
         }
     }
 
+    /// Sends bytes unless earlier ones are still unsent.
+    fn offer(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        if self.unsent.is_empty() {
+            self.unsent = bytes;
+        }
+        self.flush()
+    }
+
     /// Waits until the other end closes.
     pub(crate) async fn closed(&mut self) {
         // No further input is expected.
@@ -175,7 +189,8 @@ impl Connection {
 
     /// Refuses the peer with a reason and whether a retry can succeed, and closes the connection.
     async fn refuse(&mut self, why: impl ToString, passes: bool) -> Option<Visitor> {
-        let why = why.to_string();
+        // Within a frame, whatever the peer wrote.
+        let why: String = why.to_string().chars().take(4000).collect();
         // A worker with a temporary refusal retries every two seconds.
         match passes {
             true => tracing::info!(target: "glake::agent", %why, "a connection is refused for now"),
@@ -255,12 +270,20 @@ fn is_for_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Maximum size of a text in one frame.
-const PART: usize = 16 << 10;
+/// Interval of reports to a client that waits.
+const REPORT: Duration = Duration::from_millis(500);
+/// Time between two attempts to park a worker for an operator.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Answers a request completely.
-pub(crate) async fn answer(daemon: &Rc<Daemon>, ask: Ask, connection: &mut Connection) -> io::Result<()> {
-    let answers = match ask {
+pub(crate) async fn answer(
+    daemon: &Rc<Daemon>,
+    request: Request,
+    connection: &mut Connection,
+) -> io::Result<()> {
+    // Ages and times count until now, also if nothing has happened.
+    daemon.tell(Agent::tick);
+    let answers = match &request.ask {
         Ask::Ps => {
             daemon.look();
             let mut rows = daemon.ask(Agent::rows);
@@ -271,41 +294,26 @@ pub(crate) async fn answer(daemon: &Rc<Daemon>, ask: Ask, connection: &mut Conne
         Ask::Explain => whole(daemon.ask(Agent::decisions).into_iter().map(Answer::Decision)),
         Ask::Metrics => {
             daemon.look();
-            let text: Vec<char> = daemon.ask(crate::metrics::text).chars().collect();
-            whole(text.chunks(PART).map(|part| Answer::Text { text: part.iter().collect() }))
+            whole([Answer::Text { text: daemon.ask(crate::metrics::text) }].into_iter())
         }
         Ask::Shrink { worker } => {
-            let done = tokio::select! {
-                done = shrink(daemon, &worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            let by = Instant::now() + request.longest();
+            carry_out(daemon, &request, worker, connection, shrink(daemon, worker, by)).await?
         }
         Ask::Refill { worker } => {
-            let done = tokio::select! {
-                done = refill(daemon, &worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            carry_out(daemon, &request, worker, connection, refill(daemon, worker)).await?
         }
         Ask::Start { worker } => {
-            let done = tokio::select! {
-                done = daemon.start_worker(&worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            carry_out(daemon, &request, worker, connection, daemon.start_worker(worker)).await?
         }
         Ask::Stop { worker } => {
-            let done = tokio::select! {
-                done = daemon.stop_worker(&worker) => done,
-                () = connection.closed() => return Ok(()),
-            };
-            vec![told(done)]
+            carry_out(daemon, &request, worker, connection, daemon.stop_worker(worker)).await?
         }
     };
-    for answer in answers {
+    for answer in answers.into_iter().flat_map(Answer::parts) {
         let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
-        connection.say(bytes).await?;
+        // A client that is stopped keeps nothing here.
+        timeout(Ask::TIMEOUT, connection.say(bytes)).await??;
     }
     Ok(())
 }
@@ -314,22 +322,56 @@ fn whole(answers: impl Iterator<Item = Answer>) -> Vec<Answer> {
     answers.chain([Answer::End]).collect()
 }
 
-fn told(done: Result<(), String>) -> Answer {
-    done.map_or_else(|why| Answer::Error { why }, |()| Answer::End)
+/// Carries out a command for a worker within its time, and reports what it waits for.
+async fn carry_out(
+    daemon: &Rc<Daemon>,
+    request: &Request,
+    name: &str,
+    connection: &mut Connection,
+    command: impl Future<Output = Result<(), String>>,
+) -> io::Result<Vec<Answer>> {
+    // Only a refill that starts its worker takes as long as a start.
+    let is_refill = matches!(request.ask, Ask::Refill { .. }) && !daemon.is_startable(name);
+    let default = if is_refill { Ask::TIMEOUT } else { request.longest() };
+    let longest = request.timeout_ms.map_or(default, Duration::from_millis);
+    let (until, mut command) = (Instant::now() + longest, pin!(command));
+    loop {
+        let done = tokio::select! {
+            done = &mut command => done,
+            () = connection.closed() => return Ok(Vec::new()),
+            () = sleep_until(until) => Err(format!(
+                "{name}: not done within {} s: {}; it goes on: look at glake ps, or give it more time (--timeout)",
+                longest.as_secs_f64(),
+                daemon.awaited(name)
+            )),
+            () = sleep(REPORT), if request.waits => {
+                for waits in (Answer::Waits { why: daemon.awaited(name) }).parts() {
+                    connection.offer(frame(&Envelope::unnumbered(waits)).map_err(io::Error::other)?)?;
+                }
+                continue;
+            }
+        };
+        return Ok(vec![done.map_or_else(|why| Answer::Error { why }, |()| Answer::End)]);
+    }
 }
 
-async fn shrink(daemon: &Rc<Daemon>, name: &str) -> Result<(), String> {
+/// Shrinks a worker, and asks again while its uses do not stop.
+async fn shrink(daemon: &Rc<Daemon>, name: &str, by: Instant) -> Result<(), String> {
     let id = daemon.ask(|agent| agent.find(name))?;
     loop {
         let change = daemon.change();
-        if daemon.ask(|agent| agent.may_shrink(id))? {
-            break;
+        if !daemon.ask(|agent| agent.may_shrink(id))? {
+            change.await;
+            continue;
         }
-        change.await;
+        daemon.look_at([id]);
+        let within = by.saturating_duration_since(Instant::now());
+        daemon.tell(|agent, now| agent.ask_to_shrink(id, within, now));
+        match finish(daemon, id, name, Agent::shrink_progress).await {
+            Err(_) if daemon.ask(|agent| agent.has_not_parked(id)) => sleep(AGAIN).await,
+            over => return over,
+        }
     }
-    daemon.look();
-    daemon.tell(|agent, now| agent.ask_to_shrink(id, now));
-    finish(daemon, id, name, Agent::shrink_progress).await
 }
 
 async fn refill(daemon: &Rc<Daemon>, name: &str) -> Result<(), String> {
@@ -373,6 +415,22 @@ pub enum ClientError {
     /// The connection failed.
     #[error("the connection failed before the agent answered: {0}")]
     Os(#[from] io::Error),
+    /// The agent did not accept the connection, or did not answer, in time.
+    #[error(
+        "the agent of {} does not answer ({}): {}; workers keep what they have meanwhile", .path.display(), .found,
+        match stopped {
+            Some(pid) => format!("its process {pid} is stopped, continue it (kill -CONT {pid}) or end it and start another"),
+            None => "look at its log, or end it and start another (glake serve)".to_owned(),
+        }
+    )]
+    Silent {
+        /// Path of the socket.
+        path: PathBuf,
+        /// What the client waited for, and how long.
+        found: String,
+        /// Process that serves the socket, if it is stopped.
+        stopped: Option<u32>,
+    },
     /// The agent ended before it had answered.
     #[error("the agent ended before it had answered")]
     CommandResult,
@@ -381,35 +439,97 @@ pub enum ClientError {
     Refused(String),
 }
 
-/// Sends a request to the agent at a socket and waits for the complete answer.
+/// Sends a request to the agent at a socket and waits for the complete answer; `waits` gets what a command waits for, again and again.
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn ask(path: &Path, ask: Ask) -> Result<Vec<Answer>, ClientError> {
+pub fn ask(
+    path: &Path,
+    request: impl Into<Request>,
+    mut waits: impl FnMut(&str),
+) -> Result<Vec<Answer>, ClientError> {
     match check_folder(path) {
         Err(SocketError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(ClientError::Nobody(path.to_owned()));
         }
         checked => checked?,
     }
-    let mut socket = std::os::unix::net::UnixStream::connect(path).map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => ClientError::Nobody(path.to_owned()),
-        _ => ClientError::Os(error),
-    })?;
+    let request = request.into();
+    // The agent ends a command itself.
+    let grace =
+        if matches!(request.ask, Ask::Ps | Ask::Explain | Ask::Metrics) { Duration::ZERO } else { GRACE };
+    let until = Instant::now() + request.longest().saturating_add(grace);
+    let mut socket = connect(path, request.longest().min(SILENCE))?;
     check_server(path, &socket)?;
-    socket.write_all(&frame(&Envelope::unnumbered(ask))?)?;
+    socket.set_read_timeout(Some(LOOK))?;
+    socket.write_all(&frame(&Envelope::unnumbered(&request))?)?;
     let (mut frames, mut bytes, mut answers) = (Frames::default(), vec![0; 64 << 10], Vec::new());
+    let (mut heard, mut reports) = (Instant::now(), false);
     loop {
         while let Some(Envelope { message, .. }) = frames.take::<Answer>()? {
             match message {
                 Answer::End => return Ok(answers),
                 Answer::Error { why } | Answer::Refused { why } => return Err(ClientError::Refused(why)),
+                Answer::Waits { why } => {
+                    reports = true;
+                    waits(&why);
+                }
+                Answer::Decision(DecisionRow { taken, continues: true, .. }) => {
+                    if let Some(Answer::Decision(row)) = answers.last_mut() {
+                        row.taken.extend(taken);
+                    }
+                }
                 answer => answers.push(answer),
             }
         }
-        match socket.read(&mut bytes)? {
-            0 => return Err(ClientError::CommandResult),
-            length => frames.push(&bytes[..length]),
+        match socket.read(&mut bytes) {
+            Ok(0) => return Err(ClientError::CommandResult),
+            Ok(length) => {
+                heard = Instant::now();
+                frames.push(&bytes[..length]);
+            }
+            Err(error) if is_for_now(&error) => {
+                let now = Instant::now();
+                let (silent, stopped) = (now.saturating_duration_since(heard), stopped(&socket));
+                // An agent of an earlier release sends no reports, and may be at work.
+                if now >= until || silent >= SILENCE && (reports || stopped.is_some()) {
+                    let found = format!("nothing came for {} s", silent.as_secs());
+                    return Err(ClientError::Silent { path: path.to_owned(), found, stopped });
+                }
+            }
+            Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Silence after which an agent that is stopped, or that reported before, is given up.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Interval of checks of an agent that has not answered yet.
+const LOOK: Duration = Duration::from_millis(200);
+/// Time for the end of a command whose own time is over.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Connects to a socket; waits for at most `longest` while its queue of connections is full.
+fn connect(path: &Path, longest: Duration) -> Result<std::os::unix::net::UnixStream, ClientError> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(io::Error::from)?;
+    // Bounds the connection and all writes.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(longest)).map_err(io::Error::from)?;
+    let address = SocketAddrUnix::new(path).map_err(io::Error::from)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => Ok(socket.into()),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Err(ClientError::Nobody(path.to_owned())),
+        Err(Errno::AGAIN) => {
+            let found = format!("its queue of connections has been full for {} s", longest.as_secs_f64());
+            Err(ClientError::Silent { path: path.to_owned(), found, stopped: None })
+        }
+        Err(error) => Err(io::Error::from(error).into()),
+    }
+}
+
+/// Returns the process that serves a connection, if it is stopped.
+fn stopped(socket: &std::os::unix::net::UnixStream) -> Option<u32> {
+    let peer = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerCredentials).ok()?;
+    u32::try_from(peer.pid()).ok().filter(|pid| is_stopped(*pid))
 }

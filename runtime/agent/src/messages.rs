@@ -44,6 +44,11 @@ impl Agent {
             ToAgent::Shrunk { holdings } => {
                 let is_last = self.roster.get_mut(worker).is_none_or(Worker::has_answered_shrinks);
                 let accounts = self.hold(worker, holdings, Ok(()));
+                if is_last {
+                    // Parked uses may have their memory back before an operator looks.
+                    let stayed = self.removable(worker);
+                    self.roster.get_mut(worker).into_iter().for_each(|of| of.stayed = Some(stayed));
+                }
                 self.step(match is_last {
                     true => Event::Shrunk { worker, accounts },
                     false => Event::Changed { worker, accounts },

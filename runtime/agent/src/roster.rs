@@ -1,6 +1,6 @@
 //! Roster of the workers and GPUs, which the arbiter knows by number.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
@@ -96,6 +96,8 @@ pub(crate) struct Worker {
     pub(crate) is_away: bool,
     /// Failure of its last command or refill.
     pub(crate) failed: Option<String>,
+    /// Memory that could have left and did not at the end of the last shrink; `None` while an operator's shrink has not ended.
+    pub(crate) stayed: Option<Bytes>,
 }
 
 /// Workers and GPUs by number and name.
@@ -107,6 +109,8 @@ pub(crate) struct Roster {
     by_peer: HashMap<Peer, WorkerId>,
     by_name: HashMap<String, WorkerId>,
     gangs: HashMap<(u32, String), GangId>,
+    /// Names of ended gangs that a logged decision names.
+    ended: HashMap<GangId, String>,
     tenants: HashMap<String, u32>,
     next: u64,
 }
@@ -157,6 +161,7 @@ impl Roster {
             by_peer: HashMap::new(),
             by_name: HashMap::new(),
             gangs: HashMap::new(),
+            ended: HashMap::new(),
             tenants: HashMap::new(),
             next: 1,
         }
@@ -233,6 +238,7 @@ impl Roster {
                 shrinks: 0,
                 is_away,
                 failed: None,
+                stayed: None,
             },
         );
         self.by_peer.insert(who.peer, id);
@@ -256,6 +262,7 @@ impl Roster {
         self.by_name.remove(&worker.name);
         if self.workers.values().all(|other| other.gang != worker.gang) {
             self.gangs.retain(|_, gang| *gang != worker.gang);
+            self.ended.insert(worker.gang, base(&worker.name).to_owned());
         }
         Some(worker)
     }
@@ -283,7 +290,13 @@ impl Roster {
     /// Returns the display name of a gang: that of its only worker, or of its ranks without their numbers.
     pub(crate) fn gang_name(&self, gang: GangId) -> String {
         let named = self.workers.values().find(|worker| worker.gang == gang);
-        named.map_or_else(|| format!("worker {gang}"), |worker| base(&worker.name).to_owned())
+        let name = named.map(|worker| base(&worker.name)).or_else(|| Some(self.ended.get(&gang)?));
+        name.map_or_else(|| format!("worker {gang}"), str::to_owned)
+    }
+
+    /// Forgets the names of ended gangs except those of `logged`.
+    pub(crate) fn forget_ended(&mut self, logged: &BTreeSet<GangId>) {
+        self.ended.retain(|gang, _| logged.contains(gang));
     }
 
     pub(crate) fn gpu(&self, name: &str) -> Option<GpuId> {

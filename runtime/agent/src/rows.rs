@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use glake_arbiter::{Outcome, UseState, Why, WorkerId};
 use glake_units::Bytes;
-use glake_wire::{DecisionRow, ToWorker, VictimRow, WorkerRow};
+use glake_wire::{DecisionRow, Denied, ToWorker, VictimRow, WorkerRow};
 
 use crate::Agent;
 use crate::roster::{Worker, activity_of, base};
@@ -26,6 +26,10 @@ impl Agent {
         let is_busy = activity_of(worker.activity) != UseState::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
+            // No use has begun, and it has not said that it has loaded: its memory may be in use.
+            "resident" if worker.activity.is_some_and(|page| page.begun == 0 && !page.captures) => {
+                if resident.is_zero() { "joined" } else { "loaded" }
+            }
             "resident" if is_busy => "busy",
             "resident" => "idle",
             other => other,
@@ -89,6 +93,7 @@ impl Agent {
             predicted_s: of.predicted.as_secs_f64(),
             real_s: real(of.outcome).map(|took| took.as_secs_f64()),
             outcome: outcome(of.outcome),
+            continues: false,
         };
         self.arbiter.decisions().map(row).collect()
     }
@@ -103,7 +108,7 @@ impl Agent {
                 true => format!(
                     "no worker is called {name:?}: none has joined (glake.join(), or GLAKE_AGENT=SOCKET)"
                 ),
-                false => format!("no worker is called {name:?}: there are {}", known.join(", ")),
+                false => format!("no worker is called {name:?}: there are {}", listed(&known)),
             }
         })
     }
@@ -111,7 +116,6 @@ impl Agent {
     /// Returns whether a shrink of the worker can start; false if an operation is under way and the operator must wait.
     pub(crate) fn may_shrink(&self, id: WorkerId) -> Result<bool, String> {
         match self.arbiter.state(id) {
-            Some(_) if self.arbiter.is_late(id) => Err(format!("{}: {LATE}", self.name(id))),
             Some("resident" | "asleep" | "waiting" | "checkpointed") => Ok(true),
             Some("silent") => Err(silent(&self.name(id))),
             Some("failed") => Err(format!("{}: {LOST}", self.name(id))),
@@ -120,13 +124,13 @@ impl Agent {
         }
     }
 
-    /// Starts an operator's shrink of a worker.
-    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) {
+    /// Starts an operator's shrink of a worker, whose uses have `within` to stop.
+    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, within: Duration, now: Duration) {
         self.now = now;
         if let Some(worker) = self.roster.get_mut(id) {
-            worker.failed = None;
+            (worker.failed, worker.stayed) = (None, None);
         }
-        self.step(glake_arbiter::Event::Shrink { worker: id });
+        self.step(glake_arbiter::Event::Shrink { worker: id, within });
     }
 
     /// Starts an operator's refill of a worker.
@@ -150,24 +154,50 @@ impl Agent {
         Ok(())
     }
 
+    /// Returns the leased memory of a worker that can leave.
+    pub(crate) fn removable(&self, id: WorkerId) -> Bytes {
+        let leased: Bytes = self.arbiter.footprints().filter(|of| of.worker == id).map(|of| of.lease).sum();
+        let holdings = self.roster.get(id).map(|worker| worker.holdings.as_slice()).unwrap_or_default();
+        leased.saturating_sub(holdings.iter().map(|held| held.fixed).sum())
+    }
+
     pub(crate) fn shrink_progress(&self, id: WorkerId) -> Progress {
         let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
+        let stayed = worker.stayed.unwrap_or_else(|| self.removable(id));
         match (self.arbiter.state(id), &worker.failed) {
-            _ if self.arbiter.is_late(id) => Progress::Failed(LATE.to_owned()),
+            // Also while it is late.
+            (Some("parking" | "shrinking"), _) => Progress::UnderWay,
             (_, Some(why)) => Progress::Failed(why.clone()),
             (Some("failed"), None) => Progress::Failed(LOST.to_owned()),
-            (Some("parking" | "shrinking"), None) => Progress::UnderWay,
-            _ => {
-                let leased: Bytes =
-                    self.arbiter.footprints().filter(|of| of.worker == id).map(|of| of.lease).sum();
-                let fixed: Bytes = worker.holdings.iter().map(|held| held.fixed).sum();
-                match leased <= fixed {
-                    true => Progress::Done,
-                    false => Progress::Failed(format!(
-                        "{leased} of it stayed: its uses did not stop at a safe point in time, or they hold what cannot leave"
-                    )),
-                }
-            }
+            _ if stayed.is_zero() => Progress::Done,
+            _ if worker.stayed.is_none() => Progress::Failed(NOT_PARKED.to_owned()),
+            _ => Progress::Failed(format!(
+                "{stayed} of it stayed: a use that runs holds it, or it cannot leave"
+            )),
+        }
+    }
+
+    /// Returns whether a shrink failed because the worker's uses did not stop, so that another attempt may succeed.
+    pub(crate) fn has_not_parked(&self, id: WorkerId) -> bool {
+        let has_failed = |worker: &Worker| worker.failed.as_ref().map(|why| why.starts_with("park: "));
+        self.roster.get(id).is_some_and(|worker| has_failed(worker).unwrap_or(worker.stayed.is_none()))
+    }
+
+    /// Returns the event that an operator's command for a worker waits for.
+    pub(crate) fn awaited(&self, id: WorkerId) -> String {
+        let Some(worker) = self.roster.get(id) else { return "it is gone".to_owned() };
+        let evicted: Bytes = worker.holdings.iter().map(|held| held.evicted).sum();
+        match self.arbiter.state(id).unwrap_or_default() {
+            "parking" => "its uses have to end, or to stop at a safe point".to_owned(),
+            "shrinking" if self.arbiter.is_late(id) => LATE.to_owned(),
+            "shrinking" => format!("{} have to leave its GPUs", self.removable(id)),
+            "waiting" => "no GPU memory is free for it yet (glake explain)".to_owned(),
+            "refilling" => format!("{evicted} have to come back"),
+            "starting" => "it loads its memory".to_owned(),
+            "checkpointing" => "the driver checkpoints its process".to_owned(),
+            "restoring" => "the driver restores its process".to_owned(),
+            "silent" => "it has not joined since the agent was started".to_owned(),
+            _ => worker.failed.clone().unwrap_or_else(|| "it has not answered yet".to_owned()),
         }
     }
 
@@ -184,8 +214,20 @@ impl Agent {
     }
 }
 
+/// Returns the first names of a list, and the number of the others.
+fn listed(names: &[&str]) -> String {
+    const MOST: usize = 20;
+    match names.len().saturating_sub(MOST) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more (glake ps)", names[..MOST].join(", ")),
+    }
+}
+
 /// Message of a shrink without an answer in time.
-const LATE: &str = "it has not answered in time; its memory leaves once it does: glake ps shows it";
+const LATE: &str = "it does not answer (is its process stopped?); its memory leaves once it does";
+
+/// Message of a shrink whose worker did not park.
+const NOT_PARKED: &str = "its uses have not stopped at a safe point or ended";
 
 /// Message of any request for a lost worker.
 const LOST: &str = "the driver does not restore its process, which is lost: end it, and start it again";
@@ -222,6 +264,9 @@ fn outcome(outcome: Outcome) -> String {
         Outcome::Kept => "idle for long, and could not be checkpointed",
         Outcome::Late => "it did not end in time",
         Outcome::Denied(why) => crate::agent::denial(why),
+        Outcome::GrowthDenied(Denied::TooLarge) => "growth denied: all that others could give is not enough",
+        Outcome::GrowthDenied(Denied::Deadline) => "growth denied: not enough came within its time",
+        Outcome::GrowthDenied(why) => crate::agent::denial(why),
         Outcome::Died => "it died",
     }
     .to_owned()
@@ -231,13 +276,14 @@ fn outcome(outcome: Outcome) -> String {
 #[allow(clippy::unwrap_used)] // also in the functions that tests call
 mod tests {
     use glake_arbiter::node::NodeFile;
-    use glake_wire::{Hello, Holding, Peer, ToAgent};
+    use glake_wire::{Activity, Hello, Holding, Peer, ToAgent};
 
     use super::*;
     use crate::Identity;
 
     const MIB: fn(u64) -> Bytes = Bytes::mib;
     const NOW: Duration = Duration::ZERO;
+    const LONG: Duration = Duration::from_secs(30);
 
     fn agent(file: &str) -> Agent {
         let gpus = ["0", "1"].map(|gpu| (gpu.to_owned(), Bytes::gib(24))).to_vec();
@@ -268,7 +314,7 @@ mod tests {
 
     /// Returns the destination of a shrink's copies.
     fn shrink(agent: &mut Agent, id: WorkerId) -> glake_wire::Tier {
-        agent.ask_to_shrink(id, NOW);
+        agent.ask_to_shrink(id, LONG, NOW);
         let mut frames = glake_wire::Frames::default();
         while let Some(frame) = agent.frame(id).unwrap() {
             frames.push(&frame);
@@ -278,22 +324,65 @@ mod tests {
         said.filter_map(|envelope| tier(envelope.message)).last().unwrap()
     }
 
+    /// Neither a prediction nor the pause that a worker allows others shortens an operator's time.
+    #[test]
+    fn an_operators_shrink_gives_running_uses_its_own_time() {
+        for parks in [false, true] {
+            let mut agent = agent("[[worker]]\nname = \"model\"\nmax_pause = 0.05\n");
+            let id = join(&mut agent, false, held("0", [512, 512, 0, 0]));
+            let activity = Activity { begun: 1, uses: 1, parks, ..Activity::default() };
+            agent.saw(id, Some(crate::PageReading { activity, idle_for: NOW }), NOW);
+            agent.ask_to_shrink(id, LONG, NOW);
+            for second in [1, 29] {
+                agent.tick(Duration::from_secs(second));
+                assert_eq!(
+                    (state(&agent).as_str(), agent.shrink_progress(id)),
+                    ("parking", Progress::UnderWay)
+                );
+            }
+            // The worker refuses, and is asked again without being left alone.
+            let failed =
+                ToAgent::Failed { what: "park".to_owned(), why: "no".to_owned(), holdings: Vec::new() };
+            agent.hear(id, 1, 0, failed, LONG).unwrap();
+            assert!(agent.has_not_parked(id) && agent.may_shrink(id) == Ok(true));
+            assert_eq!(agent.awaited(id), "park: no");
+            agent.ask_to_shrink(id, LONG, LONG);
+            agent.hear(id, 2, 0, ToAgent::Parked, LONG).unwrap();
+            assert_eq!(state(&agent), "shrinking");
+            agent.hear(id, 3, 0, ToAgent::Returned { gpu: "0".to_owned(), bytes: MIB(512) }, LONG).unwrap();
+            agent
+                .hear(id, 4, 0, ToAgent::Shrunk { holdings: vec![held("0", [0, 0, 512, 0])] }, LONG)
+                .unwrap();
+            // The parked uses have their memory back before the operator looks.
+            agent.hear(id, 5, 0, ToAgent::Want { deadline_ms: None }, LONG).unwrap();
+            assert_eq!((state(&agent).as_str(), agent.shrink_progress(id)), ("refilling", Progress::Done));
+        }
+    }
+
     /// A worker reports its holdings after it has grown, and earlier releases never do: its page shows the growth at once.
     #[test]
     fn unreported_memory_counts_as_resident_and_dirty() {
         let mut agent = agent("[node]\nhost_budget = \"300MiB\"\n");
         let id = join(&mut agent, false, held("0", [512, 0, 0, 0]));
         assert_eq!(state(&agent), "resident");
+        saw(&mut agent, id, MIB(0), 0);
+        assert_eq!(state(&agent), "joined");
         saw(&mut agent, id, MIB(512), 0);
         assert_eq!(
             (state(&agent).as_str(), agent.rows()[0].resident),
-            ("busy", MIB(512)),
+            ("loaded", MIB(512)),
             "it announces no uses"
         );
         let text = crate::metrics::text(&agent);
         assert!(text.contains("{worker=\"model\",place=\"resident\"} 536870912"), "{text}");
         saw(&mut agent, id, MIB(512), 1);
         assert_eq!(state(&agent), "idle");
+        for (captures, uses, found) in [(false, 1, "busy"), (true, 0, "busy")] {
+            let activity = Activity { begun: uses, uses, captures, ..Activity::default() };
+            agent.saw(id, Some(crate::PageReading { activity, idle_for: NOW }), NOW);
+            assert_eq!((state(&agent).as_str(), agent.rows()[0].idle_s), (found, None));
+        }
+        saw(&mut agent, id, MIB(512), 1);
         assert_eq!(shrink(&mut agent, id), glake_wire::Tier::File, "512 MiB of a host budget of 300");
     }
 
@@ -350,6 +439,53 @@ mod tests {
     }
 
     /// The memory of a stopped worker returns once it continues; an operator must not wait forever.
+    #[test]
+    fn decisions_show_denied_growths_and_names_of_ended_workers() {
+        let mut agent = agent("[node]\nreserve = \"0B\"\nfloor = \"1GiB\"\n");
+        let id = join(&mut agent, false, held("0", [8192, 8192, 0, 0]));
+        let grow = |gib| ToAgent::Grow { gpu: "0".to_owned(), bytes: Bytes::gib(gib), within_ms: 1000 };
+        agent.hear(id, 1, 0, grow(20), NOW).unwrap();
+        agent.hear(id, 2, 0, grow(30), NOW).unwrap();
+        agent.died(Peer { pid: 1, start: 1 }, NOW).unwrap();
+        let rows = agent.decisions();
+        let row = |row: &DecisionRow| (row.worker.clone(), row.needed, row.outcome.clone());
+        let denied = "growth denied: all that others could give is not enough".to_owned();
+        assert_eq!(rows.iter().map(row).collect::<Vec<_>>(), [("model".to_owned(), Bytes::gib(30), denied)]);
+        // Time passes without events.
+        agent.tick(LONG);
+        assert_eq!(agent.decisions()[0].ago_s, 30.0);
+    }
+
+    /// The worker wants again by itself, within the operator's time.
+    #[test]
+    fn a_refill_goes_on_after_a_denial_for_now() {
+        let mut agent = agent("[[worker]]\nname = \"model\"\ndeadline_s = 0.2\n");
+        let id = join(&mut agent, false, held("0", [0, 0, 8192, 0]));
+        let other = Hello {
+            name: "other".to_owned(),
+            ranks: 1,
+            holdings: vec![held("0", [20_480, 20_480, 0, 0])],
+            ..Hello::default()
+        };
+        agent.hello(Identity { peer: Peer { pid: 2, start: 1 }, uid: 0 }, other, NOW).unwrap();
+        agent.ask_to_refill(id, NOW).unwrap();
+        agent.hear(id, 1, 1, ToAgent::Want { deadline_ms: Some(30_000) }, NOW).unwrap();
+        agent.tick(Duration::from_millis(300));
+        assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("asleep", Progress::UnderWay));
+    }
+
+    /// An operator's time counts also if it is longer than the arbiter's patience.
+    #[test]
+    fn a_late_shrink_is_under_way() {
+        let mut agent = agent("");
+        let id = join(&mut agent, false, held("0", [512, 512, 0, 0]));
+        saw(&mut agent, id, MIB(512), 1);
+        agent.ask_to_shrink(id, LONG, NOW);
+        agent.tick(4 * LONG);
+        assert_eq!((state(&agent).as_str(), agent.shrink_progress(id)), ("shrinking", Progress::UnderWay));
+        assert!(agent.awaited(id).contains("is its process stopped?"), "{}", agent.awaited(id));
+    }
+
     #[test]
     fn a_refill_of_a_stopped_process_ends() {
         let mut agent = agent("");

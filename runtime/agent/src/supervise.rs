@@ -309,6 +309,18 @@ impl Daemon {
         }
     }
 
+    /// Returns the event that an operator's command for a name waits for.
+    pub(crate) fn awaited(&self, name: &str) -> String {
+        if let Ok(id) = self.ask(|agent| agent.find(name)) {
+            return self.ask(|agent| agent.awaited(id));
+        }
+        match self.child_rows().into_iter().find(|row| row.worker == name) {
+            Some(WorkerRow { state, note: Some(note), .. }) => format!("it is {state}: {note}"),
+            Some(WorkerRow { state, .. }) => format!("it is {state}"),
+            None => "it has not joined".to_owned(),
+        }
+    }
+
     /// Returns whether a worker that has not joined can be started.
     pub(crate) fn is_startable(&self, name: &str) -> bool {
         self.children.supervisor.borrow().has(name) && self.ask(|agent: &Agent| agent.find(name)).is_err()

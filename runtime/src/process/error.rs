@@ -368,7 +368,10 @@ pub enum AgentError {
         source: std::io::Error,
     },
     /// The agent did not answer in time.
-    #[error("the agent at {} did not answer within {seconds} s: look at its log (glake serve)", .path.display())]
+    #[error(
+        "the agent at {} did not answer within {seconds} s: continue its process if it is stopped (kill -CONT), or look at its log \
+         (glake serve)", .path.display()
+    )]
     Silent {
         /// Path of the agent's socket.
         path: PathBuf,

@@ -148,7 +148,7 @@ impl Arbiter {
             std::mem::take(&mut self.ledger.growths).into_iter().partition(|growth| growth.by <= now);
         self.ledger.growths = open;
         for growth in late {
-            self.deny_growth(&growth);
+            self.deny_growth(&growth, Denied::Deadline);
         }
         for (&gpu, held) in &mut self.ledger.gpus {
             if held.measure_due(now) {
@@ -168,6 +168,8 @@ impl Arbiter {
         }
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
         match &mut gang.state {
+            // An operator's time says nothing about the worker.
+            State::Parking { by, whom: None, .. } if *by <= now => self.unpark(id),
             State::Parking { since, by, .. } if *by <= now => {
                 let waited = now.saturating_sub(*since);
                 gang.predictions.saw_park(waited, longest);

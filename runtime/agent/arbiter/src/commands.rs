@@ -88,6 +88,18 @@ impl Arbiter {
                 .max(self.ledger.settings.first_late)
                 .min(self.ledger.settings.drain),
         };
+        self.park_within(id, takes, whom, longest);
+    }
+
+    /// Parks the uses of a gang, which have until `longest` from now.
+    pub(crate) fn park_within(
+        &mut self,
+        id: GangId,
+        takes: Vec<(ShareKey, Bytes)>,
+        whom: Option<GangId>,
+        longest: Duration,
+    ) {
+        let Some(gang) = self.ledger.gangs.get(&id) else { return };
         let by = self.ledger.now + longest.max(self.ledger.settings.least_late);
         let waits: BTreeSet<WorkerId> = gang.members.keys().copied().collect();
         self.actions.extend(waits.iter().map(|&worker| Action::Park { worker, by }));

@@ -190,7 +190,7 @@ impl Arbiter {
                 let (of_it, others) = growths.partition(|growth| growth.gang == id);
                 self.ledger.growths = others;
                 let of_it: Vec<Growth> = of_it;
-                of_it.iter().for_each(|growth| self.deny_growth(growth));
+                of_it.iter().for_each(|growth| self.deny_growth(growth, Denied::Lost));
             }
         }
     }

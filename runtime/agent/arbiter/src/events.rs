@@ -84,7 +84,7 @@ impl Arbiter {
             Event::Contexts { worker, contexts } => self.handle_contexts(worker, contexts),
             Event::Refill { worker } => self.ledger.request_restore(worker),
             Event::Died { worker } => self.remove_dead(worker),
-            Event::Shrink { worker } => self.shrink_for_operator(worker),
+            Event::Shrink { worker, within } => self.shrink_for_operator(worker, within),
             Event::Tick => {}
         }
     }
@@ -214,13 +214,18 @@ impl Arbiter {
         }
     }
 
-    pub(crate) fn shrink_for_operator(&mut self, worker: WorkerId) {
+    /// Shrinks a worker to nothing. Its uses get the operator's time to stop, whatever is predicted and whatever pause they allow others.
+    pub(crate) fn shrink_for_operator(&mut self, worker: WorkerId, within: Duration) {
+        let within = within.min(self.ledger.settings.drain);
         let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
         if !gang.is_resting() || gang.silent || !gang.contexts.is_present() {
             return;
         }
         let takes: Vec<_> = gang.shares.iter().map(|share| (share.key(), share.evictable())).collect();
-        if gang.activity == UseState::Idle { self.shrink(id, &takes) } else { self.park(id, takes, None) }
+        match gang.activity {
+            UseState::Idle => self.shrink(id, &takes),
+            _ => self.park_within(id, takes, None, within),
+        }
     }
 
     /// Removes a rank that has parked or died from the ranks to wait for, and shrinks the gang after the last one.
@@ -261,6 +266,8 @@ impl Arbiter {
         let short = self.ledger.settings.least_quantum;
         let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
         match (&gang.state, what) {
+            // The operator asks again.
+            (State::Parking { whom: None, .. }, Task::Park) => return self.unpark(id),
             (State::Parking { .. }, Task::Park) => self.unpark(id),
             (State::Shrinking { .. }, Task::Shrink) => self.ledger.end_shrink(worker),
             (State::Refilling(refill), Task::Refill) if refill.waits.contains(&worker) => {

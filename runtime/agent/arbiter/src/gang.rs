@@ -512,6 +512,7 @@ pub(crate) struct Growth {
     pub(crate) worker: WorkerId,
     pub(crate) gpu: GpuId,
     pub(crate) bytes: Bytes,
+    pub(crate) since: Duration,
     /// End of the request's own time.
     pub(crate) by: Duration,
     /// Gangs that were asked for the bytes; none, where its gang is absent.

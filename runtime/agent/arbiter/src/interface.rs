@@ -123,7 +123,11 @@ pub enum Event {
     /// A process died. Its memory counts until the meter shows that the driver has freed it.
     Died { worker: WorkerId },
     /// The operator requests a shrink of a worker.
-    Shrink { worker: WorkerId },
+    Shrink {
+        worker: WorkerId,
+        /// Time for its uses to end, or to stop at safe points.
+        within: Duration,
+    },
     /// Time passed without another event.
     Tick,
 }
@@ -323,6 +327,7 @@ pub enum Action {
         gpu: GpuId,
         /// Size of the denied request.
         bytes: Bytes,
+        why: Denied,
     },
     /// Reports a missed deadline. Until `until` the worker is never a victim, and its lease counts as used.
     StopCountingOn {

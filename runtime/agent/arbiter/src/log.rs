@@ -11,7 +11,7 @@ use crate::{Denied, GangId, GpuId, Why};
 
 const KEPT: usize = 256;
 
-/// Decision on a want, or the checkpoint of a worker (`needed` is then 0).
+/// Decision on a want, a denied growth, or the checkpoint of a worker (`needed` is then 0).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
     /// Time of the decision.
@@ -62,6 +62,8 @@ pub enum Outcome {
     Late,
     /// The arbiter denied the want.
     Denied(Denied),
+    /// The arbiter denied a request to grow beyond the lease.
+    GrowthDenied(Denied),
     /// A process of the gang died.
     Died,
 }
@@ -72,6 +74,12 @@ pub(crate) struct Log(VecDeque<Decision>);
 
 impl Log {
     pub(crate) fn decided(&mut self, decision: Decision) {
+        // A program that tries again and again must not push all other decisions out.
+        let is_growth = matches!(decision.outcome, Outcome::GrowthDenied(_));
+        let same = |last: &Decision| last.gang == decision.gang && last.outcome == decision.outcome;
+        if is_growth && self.0.back().is_some_and(same) {
+            self.0.pop_back();
+        }
         if self.0.len() == KEPT {
             self.0.pop_front();
         }

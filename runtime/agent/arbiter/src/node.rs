@@ -174,6 +174,40 @@ pub enum NodeError {
         /// Description of allowed values.
         allowed: &'static str,
     },
+    /// The server has no such GPU.
+    #[error("worker {name:?} names GPU {gpu} in gpus, and this server has {}: name some of these, as gpus = [0]", numbered(.known))]
+    NoGpu {
+        /// Name of the worker.
+        name: String,
+        /// Number of the GPU.
+        gpu: u16,
+        /// Names of the server's GPUs, by number.
+        known: Vec<String>,
+    },
+    /// The worker does not fit beside memory that never leaves.
+    #[error(
+        "worker {name:?} never fits: it needs {needs} of GPU {gpu}, which has {room} for it: {budget} less a reserve of {reserve}, \
+         {contexts} for the contexts of its workers ([node] floor each), and {kept} of workers with preempt = \"never\"; raise [node] \
+         budget, move workers to other gpus, or let memory be taken of those workers"
+    )]
+    NeverFits {
+        /// Name of the worker.
+        name: String,
+        /// Number of the GPU.
+        gpu: u16,
+        /// Weights and KV cache of the worker on the GPU.
+        needs: Bytes,
+        /// Largest possible lease of the worker.
+        room: Bytes,
+        /// Memory of the GPU for workers.
+        budget: Bytes,
+        /// Part of the budget that stays free.
+        reserve: Bytes,
+        /// Contexts of all workers of the GPU.
+        contexts: Bytes,
+        /// Memory of other workers that is never taken.
+        kept: Bytes,
+    },
     /// The worker is too large for its GPU.
     #[error(
         "worker {name:?} fits nowhere: it needs {needs} of GPU {gpu}, which has {room} for it: a budget of {budget} less \
@@ -318,6 +352,55 @@ impl NodeFile {
     }
 }
 
+impl NodeFile {
+    /// Checks the workers against the GPUs of a server, given by name and memory. Workers without sizes take memory as they grow. Returns
+    /// notes about workers that fit, and have no room for `growth` beside.
+    ///
+    /// # Errors
+    /// [`NodeError::NoGpu`], [`NodeError::NeverFits`].
+    pub fn check_server(&self, gpus: &[(String, Bytes)], growth: Bytes) -> Result<Vec<String>, NodeError> {
+        let mut notes = Vec::new();
+        for (worker, &gpu) in self.workers.iter().flat_map(|of| of.gpus.iter().map(move |gpu| (of, gpu))) {
+            let name = worker.name.clone();
+            let Some((_, total)) = gpus.get(usize::from(gpu)) else {
+                let known = gpus.iter().map(|(name, _)| name.clone()).collect();
+                return Err(NodeError::NoGpu { name, gpu, known });
+            };
+            let (needs, budget) = (worker.share(), self.node.budget.unwrap_or(*total).min(*total));
+            if needs.is_zero() {
+                continue;
+            }
+            let there = || self.workers.iter().filter(|other| other.gpus.contains(&gpu));
+            let contexts = self.node.floor().checked_mul(there().count() as u64).unwrap_or(Bytes::MAX);
+            let stays = |other: &&Worker| other.name != name && other.preempt == Preempt::Never;
+            let kept: Bytes = there().filter(stays).map(Worker::share).sum();
+            let reserve = self.node.reserve_of(budget);
+            let taken = reserve.saturating_add(contexts).saturating_add(kept);
+            let room = budget.saturating_sub(taken);
+            if needs > room {
+                return Err(NodeError::NeverFits { name, gpu, needs, room, budget, reserve, contexts, kept });
+            }
+            let left = room.saturating_sub(needs);
+            if left < growth {
+                notes.push(format!(
+                    "worker {name:?} fits into GPU {gpu} with {left} to grow, and asks for {growth} (lease.growth): what it needs beyond \
+                     weights and kv may be denied"
+                ));
+            }
+        }
+        Ok(notes)
+    }
+}
+
+/// Returns the numbers and names of GPUs.
+fn numbered(names: &[String]) -> String {
+    let gpu = |(number, name): (usize, &String)| match *name == number.to_string() {
+        true => name.clone(),
+        false => format!("{number} ({name})"),
+    };
+    names.iter().enumerate().map(gpu).collect::<Vec<_>>().join(", ")
+}
+
 impl Worker {
     /// Returns the memory of the worker on each of its GPUs.
     pub fn share(&self) -> Bytes {
@@ -388,5 +471,46 @@ impl Worker {
 
     pub(crate) fn part(&self, bytes: Bytes) -> Bytes {
         Bytes::new(bytes.get() / (self.gpus.len() as u64).max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_checked_against_the_server() {
+        let gib = Bytes::gib;
+        let gpus: Vec<_> = (0..4).map(|gpu| (gpu.to_string(), gib(80))).collect();
+        let check = |text: &str| NodeFile::parse(text).unwrap().check_server(&gpus, gib(1));
+        let worker = |name: &str, weights: u64, more: &str| {
+            format!("[[worker]]\nname = {name:?}\nweights = \"{weights}GiB\"\n{more}\n")
+        };
+        let unknown = check(&worker("a", 1, "gpus = [9]")).unwrap_err().to_string();
+        assert_eq!(
+            unknown,
+            "worker \"a\" names GPU 9 in gpus, and this server has 0, 1, 2, 3: name some of these, as gpus = [0]"
+        );
+        // The memory of the GPU bounds workers without a budget, and contexts take 640 MiB each.
+        assert_eq!(check(&worker("a", 77, "")).unwrap(), [""; 0]);
+        let notes = check(&worker("a", 78, "")).unwrap();
+        assert!(notes.len() == 1 && notes[0].contains("lease.growth"), "{notes:?}");
+        let needs = check(&worker("a", 79, "")).unwrap_err().to_string();
+        assert!(needs.contains("it needs 79.00 GiB of GPU 0, which has 78.5"), "{needs}");
+        let many: String = (0..9).map(|n| worker(&format!("w{n}"), 74, "")).collect();
+        assert!(matches!(check(&many), Err(NodeError::NeverFits { .. })));
+        // Memory that is never taken leaves no room for others.
+        let never = worker("kept", 50, "preempt = \"never\"") + &worker("other", 40, "");
+        let kept = check(&never).unwrap_err().to_string();
+        assert!(
+            kept.contains("worker \"other\" never fits") && kept.contains("50.00 GiB of workers"),
+            "{kept}"
+        );
+        assert_eq!(
+            check(&(worker("kept", 50, "preempt = \"never\"") + &worker("other", 20, ""))).unwrap(),
+            [""; 0]
+        );
+        // Its size is known once it has loaded.
+        assert_eq!(check(&worker("a", 0, "gpus = [3]")).unwrap(), [""; 0]);
     }
 }

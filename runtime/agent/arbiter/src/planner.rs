@@ -20,7 +20,7 @@ use crate::commands::{Demand, victims_of};
 use crate::gang::{Gang, Growth, Presence, Refill, Share, State};
 use crate::gpu::Gpu;
 use crate::interface::RETRY;
-use crate::log::Outcome;
+use crate::log::{Decision, Outcome};
 use crate::{Action, Denied, GangId, GpuId, WorkerId};
 
 impl Arbiter {
@@ -243,18 +243,19 @@ impl Arbiter {
 impl Arbiter {
     /// Accepts the request of a use that waits for `within`.
     pub(crate) fn grow(&mut self, worker: WorkerId, gpu: GpuId, bytes: Bytes, within: Duration) {
-        let (by, late_at) = (self.ledger.now + within, self.ledger.now);
+        let (since, by, late_at) = (self.ledger.now, self.ledger.now + within, self.ledger.now);
         let Some(&gang) = self.ledger.gang_of.get(&worker) else {
-            return self.actions.push(Action::DenyGrowth { worker, gpu, bytes });
+            let why = Denied::Incomplete;
+            return self.actions.push(Action::DenyGrowth { worker, gpu, bytes, why });
         };
         self.ledger.add_share(gang, (worker, gpu));
         let (victims, patience) = (BTreeSet::new(), Duration::ZERO);
-        let growth = Growth { gang, worker, gpu, bytes, by, victims, late_at, patience };
+        let growth = Growth { gang, worker, gpu, bytes, since, by, victims, late_at, patience };
         if let Some(gang) = self.ledger.gangs.get_mut(&gang) {
             gang.growing += 1;
         }
         if self.ledger.gangs.get(&gang).is_some_and(|gang| gang.contexts.is_lost()) {
-            self.deny_growth(&growth);
+            self.deny_growth(&growth, Denied::Lost);
         } else {
             self.pay_growth(growth);
         }
@@ -273,7 +274,7 @@ impl Arbiter {
             self.grant(growth.gang, (growth.worker, growth.gpu), growth.bytes);
             self.end_growth(&growth);
         } else if self.ledger.is_impossible(&growth) {
-            self.deny_growth(&growth);
+            self.deny_growth(&growth, Denied::TooLarge);
         } else if self.ledger.expects_bytes(&growth) || self.ledger.is_starting(growth.gpu, growth.gang) {
             self.ledger.growths.push(growth);
         } else {
@@ -304,9 +305,23 @@ impl Arbiter {
         next
     }
 
-    pub(crate) fn deny_growth(&mut self, growth: &Growth) {
-        let Growth { worker, gpu, bytes, .. } = *growth;
-        self.actions.push(Action::DenyGrowth { worker, gpu, bytes });
+    pub(crate) fn deny_growth(&mut self, growth: &Growth, why: Denied) {
+        let Growth { gang, worker, gpu, bytes, since, .. } = *growth;
+        self.actions.push(Action::DenyGrowth { worker, gpu, bytes, why });
+        // The loss of a worker is a decision of its own.
+        if why != Denied::Lost {
+            let (at, profile) = (self.ledger.now, self.ledger.gangs.get(&gang).map(|gang| &gang.profile));
+            self.log.decided(Decision {
+                at,
+                gang,
+                class: profile.map_or(0, |profile| profile.priority.into()),
+                waited: at.saturating_sub(since),
+                needed: vec![(gpu, bytes)],
+                taken: Vec::new(),
+                predicted: Duration::ZERO,
+                outcome: Outcome::GrowthDenied(why),
+            });
+        }
         self.end_growth(growth);
     }
 

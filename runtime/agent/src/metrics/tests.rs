@@ -102,7 +102,10 @@ fn each_decision_is_counted_once() {
             Action::Shrink { worker, gpu, bytes, tier: Tier::Host, by },
             "glake_shrinks_total{gpu=\"odd \\\"0\\\"\"}",
         ),
-        (Action::DenyGrowth { worker, gpu, bytes }, "glake_growths_denied_total{gpu=\"odd \\\"0\\\"\"}"),
+        (
+            Action::DenyGrowth { worker, gpu, bytes, why: glake_wire::Denied::Deadline },
+            "glake_growths_denied_total{gpu=\"odd \\\"0\\\"\"}",
+        ),
         (Action::StopCountingOn { worker, until: by }, "glake_distrusted_total"),
         (
             Action::Deny { worker, why: Denied::TooLarge, retry_after: None },

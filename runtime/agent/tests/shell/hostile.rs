@@ -5,10 +5,13 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glake_units::Bytes;
-use glake_wire::{ActivityPage, Envelope, Frames, Hello, Holder, Peer, ToAgent, ToWorker, frame, send};
+use glake_wire::{
+    ActivityPage, Ask, Envelope, Frames, Hello, Holder, Peer, Request, ToAgent, ToWorker, frame, send,
+};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 use crate::processes::{LIMIT, Node, socket};
 use crate::puppet::own;
@@ -258,4 +261,35 @@ fn a_full_disk_does_not_block_grants() {
     worker.hear("resident").unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(node.ps().len(), 1);
+}
+
+/// Clients of an agent that is stopped, or whose queue of connections nobody serves, end with an error that says what to do.
+#[test]
+fn a_stopped_agent_holds_no_client() {
+    let node = Node::new(Bytes::gib(24));
+    node.agent.signal(rustix::process::Signal::STOP);
+    let (folder, begin) = (tempfile::tempdir().unwrap(), Instant::now());
+    let full = folder.path().join("agent.sock");
+    let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&full).unwrap()).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = UnixStream::connect(&full).unwrap();
+    let path = socket(node.folder.path());
+    std::thread::scope(|scope| {
+        let short = |ask| Request::from(ask).within(Duration::from_millis(300));
+        let (path, full) = (&path, &full);
+        let pid = node.agent.child.id();
+        let asks = [Ask::Ps, Ask::Explain, Ask::Metrics].map(|ask| {
+            scope.spawn(move || glake_agent::ask(path, short(ask), |_| {}).unwrap_err().to_string())
+        });
+        let queued =
+            scope.spawn(move || glake_agent::ask(full, short(Ask::Ps), |_| {}).unwrap_err().to_string());
+        for ask in asks {
+            let why = ask.join().unwrap();
+            assert!(why.contains(&format!("continue it (kill -CONT {pid})")), "{why}");
+        }
+        let why = queued.join().unwrap();
+        assert!(why.contains("its queue of connections has been full for 0.3 s"), "{why}");
+    });
+    assert!(begin.elapsed() < LIMIT / 2, "{:?}", begin.elapsed());
 }

@@ -10,7 +10,7 @@ use glake_agent::{DriverCommand, Launcher, Options, ask, close_inherited, serve}
 use glake_arbiter::node::NodeFile;
 use glake_meter::Meter as _;
 use glake_units::Bytes;
-use glake_wire::{Answer, Ask, WorkerRow};
+use glake_wire::{Answer, Ask, Request, WorkerRow};
 
 use crate::meter::FolderMeter;
 use crate::puppet::{FLOOR, Puppet};
@@ -225,8 +225,8 @@ impl Node {
         worker
     }
 
-    pub(crate) fn ask(&self, question: Ask) -> Result<Vec<Answer>, String> {
-        ask(&socket(self.folder.path()), question).map_err(|error| error.to_string())
+    pub(crate) fn ask(&self, request: impl Into<Request>) -> Result<Vec<Answer>, String> {
+        ask(&socket(self.folder.path()), request, |_| {}).map_err(|error| error.to_string())
     }
 
     pub(crate) fn ps(&self) -> Vec<WorkerRow> {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use glake_units::Bytes;
-use glake_wire::{Answer, Ask};
+use glake_wire::{Answer, Ask, Request};
 
 use crate::processes::Node;
 
@@ -32,6 +32,11 @@ fn the_longest_idle_worker_is_the_victim() {
     assert_eq!((last.worker.as_str(), last.outcome.as_str()), ("c", "refilled"));
     assert_eq!((last.taken[0].worker.as_str(), last.taken[0].why.as_str()), ("a", "idle"));
     assert!(last.real_s.is_some() && last.predicted_s > 0.0);
+    // Time passes for an agent without events.
+    std::thread::sleep(Duration::from_millis(20));
+    let later = node.ask(Ask::Explain).unwrap();
+    let Some(Answer::Decision(later)) = later.last() else { panic!("{later:?}") };
+    assert!(later.ago_s >= last.ago_s + 0.02, "{later:?}");
     let metrics = node.metrics();
     assert_eq!(metrics.of("glake_worker_bytes{worker=\"b\",place=\"resident\"}"), gib(10));
     assert_eq!(metrics.of("glake_gpu_limit_bytes{gpu=\"0\"}"), gib(24) - gib(1) / 2.0);
@@ -59,6 +64,30 @@ fn a_busy_worker_is_parked_and_comes_back() {
     assert!(node.metrics().of("glake_parks_total") >= 2.0);
     second.hear("resident").unwrap();
     node.check();
+}
+
+#[test]
+fn an_operators_command_waits_its_own_time_and_says_for_what() {
+    let node = Node::with(Bytes::gib(24), 512, "[[worker]]\nname = \"model\"\nmax_pause = 0.05\n");
+    let mut worker = node.joined("model 10GiB");
+    worker.tell("want");
+    worker.hear("resident").unwrap();
+    worker.tell("use");
+    node.until("a use runs", |rows| rows[0].state == "busy");
+    worker.signal(rustix::process::Signal::STOP);
+    let shrink = |seconds| {
+        let ask = Ask::Shrink { worker: "model".to_owned() };
+        Request::from(ask).within(Duration::from_secs_f64(seconds))
+    };
+    let awaited = "its uses have to end, or to stop at a safe point";
+    let late = node.ask(shrink(0.2)).unwrap_err();
+    assert!(late.starts_with(&format!("model: not done within 0.2 s: {awaited}")), "{late}");
+    let (path, mut said) = (crate::processes::socket(node.folder.path()), Vec::new());
+    let done = glake_agent::ask(&path, shrink(60.0), |why| {
+        said.push(why.to_owned());
+        worker.signal(rustix::process::Signal::CONT);
+    });
+    assert!(done.is_ok() && said.first().map(String::as_str) == Some(awaited), "{done:?} {said:?}");
 }
 
 #[test]

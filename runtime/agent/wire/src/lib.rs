@@ -23,5 +23,5 @@ pub use conversation::{Conversation, Received};
 pub use descriptors::{receive, send};
 pub use frame::{Envelope, FrameError, Frames, MOST_BYTES, VERSION, frame};
 pub use message::{Denied, Hello, Holder, Holding, Peer, Tier, ToAgent, ToWorker, Welcome};
-pub use operator::{Answer, Ask, DecisionRow, VictimRow, WorkerRow};
+pub use operator::{Answer, Ask, DecisionRow, Request, VictimRow, WorkerRow};
 pub use socket::{SocketError, check_folder, check_server, default_path, find_socket};

@@ -1,10 +1,60 @@
 //! Requests of clients (`glake ps`, `shrink`, ...) over the same socket, and the agent's answers: one `ask`, then `row` and
 //! `decision` frames, then `end` or `error`. These frames are not numbered.
+//!
+//! Invariant: no answer is too long for its frames, whatever the number of workers and the length of their texts: [`Answer::parts`].
+
+use std::time::Duration;
 
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Request of a client: the first and only frame of its connection.
+use crate::frame::MOST_BYTES;
+
+/// First and only frame of a client's connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// What the client asks for.
+    #[serde(flatten)]
+    pub ask: Ask,
+    /// Milliseconds that a command may take. None: the agent's default, [`Ask::TIMEOUT`], or [`Ask::START_TIMEOUT`] if it starts a worker.
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+    /// Whether the client knows [`Answer::Waits`]; a client of an earlier release does not.
+    #[serde(default)]
+    pub waits: bool,
+}
+
+impl From<Ask> for Request {
+    fn from(ask: Ask) -> Self {
+        Request { ask, timeout_ms: None, waits: true }
+    }
+}
+
+impl Request {
+    /// Sets the time that a command may take.
+    #[must_use]
+    pub fn within(self, timeout: Duration) -> Self {
+        Request { timeout_ms: u64::try_from(timeout.as_millis()).ok(), ..self }
+    }
+
+    /// Returns the longest time until the agent's last frame.
+    pub fn longest(&self) -> Duration {
+        let default = match self.ask {
+            Ask::Start { .. } | Ask::Refill { .. } => Ask::START_TIMEOUT,
+            _ => Ask::TIMEOUT,
+        };
+        self.timeout_ms.map_or(default, Duration::from_millis)
+    }
+}
+
+impl Ask {
+    /// Default time of a command.
+    pub const TIMEOUT: Duration = Duration::from_secs(30);
+    /// Default time of a command that starts a worker.
+    pub const START_TIMEOUT: Duration = Duration::from_secs(600);
+}
+
+/// Question or command of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Ask {
@@ -48,6 +98,11 @@ pub enum Answer {
     Text {
         /// Content of the part.
         text: String,
+    },
+    /// The command is under way; sent twice a second to clients that know it.
+    Waits {
+        /// What the command waits for.
+        why: String,
     },
     /// End of a successful answer.
     End,
@@ -113,6 +168,77 @@ pub struct DecisionRow {
     pub real_s: Option<f64>,
     /// Outcome of the want.
     pub outcome: String,
+    /// Whether `taken` continues that of the row before, which is the same decision. Rows that a client prints have all of it.
+    #[serde(skip_serializing_if = "is_false")]
+    pub continues: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// Size of the JSON of the lists and texts of one frame, at most; the rest is small.
+const PART: usize = MOST_BYTES / 2;
+/// Longest text of an error or a row, in characters, each of which takes up to six bytes of JSON.
+const LONGEST: usize = 4000;
+
+impl Answer {
+    /// Splits the answer so that each part fits into a frame: lists are continued, and texts for people are cut.
+    pub fn parts(self) -> Vec<Answer> {
+        match self {
+            Answer::Text { text } => {
+                split(text.chars(), |letter| if letter.is_ascii_graphic() { 2 } else { 6 })
+                    .map(|part: String| Answer::Text { text: part })
+                    .collect()
+            }
+            Answer::Decision(row) => {
+                let taken = row.taken.iter().cloned();
+                let size = |of: &VictimRow| serde_json::to_string(of).map_or(PART, |json| json.len() + 1);
+                let parts = split(taken, size);
+                let part = |(at, taken)| DecisionRow { taken, continues: at > 0, ..row.clone() };
+                parts.enumerate().map(|of| Answer::Decision(part(of))).collect()
+            }
+            Answer::Row(row) => {
+                let (tenant, note) = (cut(row.tenant), row.note.map(cut));
+                vec![Answer::Row(WorkerRow { tenant, note, ..row })]
+            }
+            Answer::Waits { why } => vec![Answer::Waits { why: cut(why) }],
+            Answer::Refused { why } => vec![Answer::Refused { why: cut(why) }],
+            Answer::Error { why } => vec![Answer::Error { why: cut(why) }],
+            Answer::End => vec![Answer::End],
+        }
+    }
+}
+
+/// Splits items into parts of at most [`PART`] bytes of JSON, of which there is at least one.
+fn split<T, C: FromIterator<T>>(
+    items: impl Iterator<Item = T>,
+    size: impl Fn(&T) -> usize,
+) -> impl Iterator<Item = C> {
+    let mut items = items.peekable();
+    let mut is_first = true;
+    std::iter::from_fn(move || {
+        if !std::mem::take(&mut is_first) {
+            items.peek()?;
+        }
+        let mut left = PART;
+        let mut fits = |item: &T| {
+            let size = size(item).min(PART);
+            let fits = size <= left;
+            left = left.saturating_sub(size);
+            fits
+        };
+        Some(std::iter::from_fn(|| items.next_if(&mut fits)).collect())
+    })
+}
+
+/// Cuts a text for people.
+fn cut(text: String) -> String {
+    match text.char_indices().nth(LONGEST) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
 }
 
 /// Memory taken from one victim.
@@ -127,4 +253,55 @@ pub struct VictimRow {
     pub bytes: Bytes,
     /// Reason for the choice of this victim.
     pub why: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Envelope, FrameError, frame};
+
+    #[test]
+    fn no_answer_is_too_long_for_its_frames() {
+        let victim = |number| VictimRow {
+            worker: format!("{:0>64}/{number}", "w"),
+            gpu: "0000:3b:00.0".to_owned(),
+            bytes: Bytes::gib(40),
+            why: "busy for its quantum, and parked".to_owned(),
+        };
+        let decision = DecisionRow { taken: (0..3000).map(victim).collect(), ..DecisionRow::default() };
+        let whole = frame(&Envelope::unnumbered(Answer::Decision(decision.clone())));
+        assert!(matches!(whole, Err(FrameError::TooLong { .. })));
+        let long = || "\u{1}".repeat(200_000);
+        let row = WorkerRow { tenant: long(), note: Some(long()), ..WorkerRow::default() };
+        let answers = [
+            Answer::Decision(decision.clone()),
+            Answer::Decision(DecisionRow::default()),
+            Answer::Row(row),
+            Answer::Text { text: long() },
+            Answer::Text { text: "\u{10ffff}\"\\".repeat(50_000) },
+            Answer::Waits { why: long() },
+            Answer::Refused { why: long() },
+            Answer::Error { why: long() },
+            Answer::End,
+        ];
+        for answer in &answers {
+            let parts = answer.clone().parts();
+            assert!(!parts.is_empty());
+            for part in parts {
+                frame(&Envelope::unnumbered(part)).unwrap();
+            }
+        }
+        let parts = answers[0].clone().parts().into_iter();
+        let rows: Vec<DecisionRow> = parts
+            .filter_map(|part| if let Answer::Decision(row) = part { Some(row) } else { None })
+            .collect();
+        assert!(rows.iter().enumerate().all(|(at, row)| row.continues == (at > 0)));
+        assert_eq!(rows.into_iter().flat_map(|row| row.taken).collect::<Vec<_>>(), decision.taken);
+        let texts = answers[4].clone().parts().into_iter();
+        let text: String = texts
+            .filter_map(|part| if let Answer::Text { text } = part { Some(text) } else { None })
+            .collect();
+        assert_eq!(Answer::Text { text }, answers[4]);
+        assert_eq!(answers[1].clone().parts(), [answers[1].clone()]);
+    }
 }

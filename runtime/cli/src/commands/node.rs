@@ -1,14 +1,15 @@
 //! The node agent's clients: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use glake_agent::ask;
 use glake_runtime::config::{Config, Environment, Sources};
-use glake_wire::{Answer, Ask, DecisionRow, WorkerRow, find_socket};
+use glake_wire::{Answer, Ask, DecisionRow, Request, WorkerRow, find_socket};
 
 use super::Failure;
-use super::output::{Output, table};
+use super::output::{Output, Waiting, table};
 
 /// Address of the agent.
 #[derive(Debug, Args)]
@@ -16,6 +17,9 @@ pub(super) struct Agent {
     /// The agent's socket [default: GLAKE_AGENT, else as for glake serve]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Seconds to wait for the agent, and for what it is told to do [default: 30; 600 if a worker is started]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
 }
 
 /// Arguments of `glake ps`.
@@ -55,13 +59,18 @@ Columns:
   pid                 of its process; 0: none
   leased, resident    what it may hold on its GPUs, and what it holds
   evicted             what is not there: in the host's memory or in files
-  idle                how long no use has run; -: one runs, or nothing is known
+  idle                how long no use has run; -: one runs, none has begun
+                      yet, or nothing is known
   wake                how long its memory would take to come back, as predicted
   note                of a worker that has not joined: how it ended, and what is
                       waited for
 
 State:
-  idle, busy          its memory is there, and whether a use runs, or it loads
+  idle, busy          its memory is there, and whether a use runs (or a capture)
+  loaded              its memory is there and counts as in use, so that nothing
+                      is taken of it: no use has begun yet, and its program has
+                      not called glake.join() since it loaded
+  joined              it has no memory yet
   resident            its memory is there, and whether a use runs is not known
   waiting             its uses wait for memory
   asleep              some of its memory is evicted, and nobody wants it
@@ -82,14 +91,14 @@ Of workers that the agent starts, and that have not joined:
   stopping, stopped   by glake stop, or not asked for yet (start = \"request\")
 
 JSON fields: worker, pid (0: none), tenant, gpus, state, leased, resident,
-evicted (bytes), idle_s (null: a use runs, or nothing is known),
+evicted (bytes), idle_s (null: a use runs, none has begun, or nothing is known),
 predicted_wake_s, note (null: none)";
 
 const EXPLAIN: &str = "\
 Columns:
-  worker     who waited for memory
-  outcome    what came of it
-  taken      whose memory it was given, and why theirs; -: it needed none
+  worker     who waited for memory, or grew beyond its lease
+  outcome    what came of it; requests to grow are here if they were denied
+  taken      whose memory it was given, and why theirs; -: none
   ago        when that was decided
   waited     how long it waited until then
   needed     how much memory it waited for
@@ -121,7 +130,10 @@ pub(super) fn runtime_dir(environment: &Environment) -> Option<&Path> {
 
 fn answer(agent: &Agent, sources: &Sources, config: &Config, question: Ask) -> Result<Vec<Answer>, Failure> {
     let socket = socket(agent.socket.as_deref(), config, &sources.environment)?;
-    ask(&socket, question).map_err(Failure::failed)
+    let request = Request::from(question);
+    let request = agent.timeout.iter().fold(request, |of, seconds| of.within(Duration::from_secs(*seconds)));
+    let mut waiting = Waiting::default();
+    ask(&socket, request, |why| waiting.say(why)).map_err(Failure::failed)
 }
 
 pub(super) fn ps(
@@ -247,7 +259,7 @@ pub(super) fn explain(
             row.worker.clone(),
             row.outcome.clone(),
             match taken.is_empty() {
-                true if row.needed.is_zero() => "-".to_owned(),
+                true if row.needed.is_zero() || row.outcome.contains("denied") => "-".to_owned(),
                 true => "free memory".to_owned(),
                 false => taken.join(", "),
             },

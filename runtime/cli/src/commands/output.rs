@@ -145,6 +145,33 @@ fn arranged(
     table.trim_fmt()
 }
 
+/// Line on a terminal about what a command waits for; appears with the first text.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Option<ProgressBar>);
+
+impl Waiting {
+    pub(super) fn say(&mut self, why: &str) {
+        let bar = self.0.get_or_insert_with(|| {
+            let bar = match io::stderr().is_terminal() {
+                true => ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)),
+                false => ProgressBar::hidden(),
+            };
+            if let Ok(style) = ProgressStyle::with_template("waiting {elapsed}: {wide_msg}") {
+                bar.set_style(style);
+            }
+            bar
+        });
+        bar.set_message(why.to_owned());
+        bar.tick();
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.iter().for_each(ProgressBar::finish_and_clear);
+    }
+}
+
 /// Progress bar of long work.
 pub(super) struct Progress {
     bar: ProgressBar,

@@ -126,7 +126,7 @@ pub(super) fn run(
             checkpoint::driver(config).map_err(|failure| failure.about("[node] checkpoint_after_s"))?;
         }
         options.check_commands().map_err(Failure::usage)?;
-        return check(&options, output);
+        return check(&options, config, output);
     }
     let told = |path: &std::path::Path| {
         let _ = writeln!(
@@ -158,8 +158,9 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn check(options: &Options, output: &mut Output) -> Result<(), Failure> {
+fn check(options: &Options, config: &Config, output: &mut Output) -> Result<(), Failure> {
     let gpus = options.check().map_err(failure)?;
+    let notes = options.file.check_server(&gpus, config.lease.growth).map_err(Failure::usage)?;
     let node = &options.file.node;
     let mut rows = Vec::new();
     for (gpu, total) in gpus {
@@ -169,7 +170,7 @@ fn check(options: &Options, output: &mut Output) -> Result<(), Failure> {
             output.object(&json!({
                 "gpu": gpu, "total": total, "budget": budget, "reserve": reserve,
                 "socket": options.socket, "workers": options.file.workers.len(),
-                "started": options.started().0, "ok": true,
+                "started": options.started().0, "notes": notes, "ok": true,
             }))?;
         }
         rows.push([gpu, total.to_string(), budget.to_string(), reserve.to_string()].to_vec());
@@ -183,6 +184,7 @@ fn check(options: &Options, output: &mut Output) -> Result<(), Failure> {
             logs.display()
         ))?;
     }
+    notes.iter().try_for_each(|note| output.text(&format!("\nnote: {note}")))?;
     output.text(&format!("\nin order: {workers} workers in the file, socket {}", options.socket.display()))
 }
 

@@ -196,6 +196,13 @@ fn what_cannot_be_started_is_said_by_a_check() {
         (worker("w", "command = [\"/etc/passwd\"]"), &[], "starts \"/etc/passwd\", which is not executable"),
         (worker("w", "command = [\"/no/such\"]"), &[], "and no such file is there"),
         (worker("w", "command = [\"no-such\"]\nstart = \"never\""), &[], "in order"),
+        (worker("w", "gpus = [9]"), &[], "names GPU 9 in gpus, and this server has 0, 1, 2, 3"),
+        (
+            worker("w", "weights = \"140GiB\""),
+            &[],
+            "worker \"w\" never fits: it needs 140.00 GiB of GPU 0, which has",
+        ),
+        (worker("w", "weights = \"138GiB\""), &[], "fits into GPU 0 with "),
         (worker("w", "command = \"python a.py\""), &[], "write [\"python\", \"a.py\"]"),
         (worker("w", "command = 3"), &[], "expected a list of strings, without a shell"),
         (worker("w", "start = \"boot\""), &[], "start of worker \"w\" is Boot: give its command too"),

@@ -33,6 +33,20 @@ pub(super) struct Connection {
     has_ended: bool,
 }
 
+/// Silence of an agent that owes an acknowledgement: an agent that runs sends one at once.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    since: Option<Instant>,
+}
+
+impl Silence {
+    /// Returns the end of the agent's time, if it `owes` an answer; an agent that was `heard` now has all of it again.
+    pub(super) fn until(&mut self, owes: bool, heard: bool, now: Instant) -> Option<Instant> {
+        self.since = owes.then(|| self.since.filter(|_| !heard).unwrap_or(now));
+        self.since.map(|since| since + ANSWER)
+    }
+}
+
 /// Error of a write: the connection is lost.
 #[derive(Debug)]
 pub(super) struct Lost;
@@ -49,7 +63,11 @@ impl Connection {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(|source| AgentError::Os { what: "a socket", source: source.into() })?;
         let address = SocketAddrUnix::new(path).map_err(not_there)?;
-        connect(&socket, &address).map_err(not_there)?;
+        match connect(&socket, &address) {
+            // Its queue of connections is full.
+            Err(Errno::AGAIN) => return Err(AgentError::Silent { path: path.to_owned(), seconds: 0 }),
+            connected => connected.map_err(not_there)?,
+        }
         check_server(path, &socket)?;
         Ok(Connection {
             socket,
@@ -186,4 +204,20 @@ fn wait(polled: &mut [PollFd<'_>], until: Option<Instant>) {
 
 fn drain(wake: &OwnedFd) {
     let _ = rustix::io::read(wake.as_fd(), &mut [0_u8; 8]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_owes_an_answer_is_silent_after_its_time() {
+        let (mut silence, now, second) = (Silence::default(), Instant::now(), Duration::from_secs(1));
+        assert_eq!(silence.until(false, false, now), None);
+        assert_eq!(silence.until(true, false, now + second), Some(now + second + ANSWER));
+        assert_eq!(silence.until(true, false, now + 3 * second), Some(now + second + ANSWER));
+        assert_eq!(silence.until(true, true, now + 4 * second), Some(now + 4 * second + ANSWER));
+        assert_eq!(silence.until(false, true, now + 5 * second), None);
+        assert_eq!(silence.until(true, false, now + 60 * second), Some(now + 60 * second + ANSWER));
+    }
 }

@@ -18,7 +18,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
 use super::AgentError;
 use super::commands::{Command, What};
-use super::connection::{ANSWER, Connection, pause};
+use super::connection::{ANSWER, Connection, Silence, pause};
 use super::handle::{AgentHandle, State};
 use super::identity::Identity;
 use super::ledger::Say;
@@ -260,27 +260,40 @@ impl Session {
 
     /// Sends and receives messages until the connection is lost or the threads must stop.
     fn serve(&self, connection: &mut Connection) {
-        let mut bye = None;
+        let (mut bye, mut silence) = (None, Silence::default());
         loop {
             self.say(connection);
             let written = connection.write();
             connection.read();
-            if let Err(error) = self.hear(connection) {
-                tracing::warn!(target: "glake::agent", %error, "the agent is heard anew");
-                return;
-            }
+            let heard = match self.hear(connection) {
+                Ok(heard) => heard,
+                Err(error) => {
+                    tracing::warn!(target: "glake::agent", %error, "the agent is heard anew");
+                    return;
+                }
+            };
             if written.is_err() || connection.has_ended() {
                 return;
             }
-            let (is_over, is_silent, until) = {
+            let (is_over, is_silent, until, owes) = {
                 let state = self.handle.lock();
                 let is_said =
                     !state.ledger.has_something_to_say() && state.conversation.unacknowledged() == 0;
                 let is_silent = is_said || !state.says_bye;
                 let look = state.ledger.is_starting().then(|| Instant::now() + LOOK);
-                (self.handle.is_over(), is_silent, [state.ledger.next(), look].into_iter().flatten().min())
+                let until = [state.ledger.next(), look].into_iter().flatten().min();
+                (self.handle.is_over(), is_silent, until, state.conversation.unacknowledged() > 0)
             };
             let now = Instant::now();
+            let silent_at = silence.until(owes, heard, now);
+            if silent_at.is_some_and(|at| at <= now) {
+                tracing::warn!(
+                    target: "glake::agent", socket = %self.path.display(), seconds = ANSWER.as_secs(),
+                    "the agent does not answer: this process goes on as without one, and connects again (is the agent stopped?)"
+                );
+                return;
+            }
+            let until = until.into_iter().chain(silent_at).min();
             if is_over {
                 let until = *bye.get_or_insert(now + BYE);
                 if is_silent || now >= until {
@@ -402,11 +415,12 @@ impl Session {
         self.registry.devices.iter().find(|memory| memory.gpu() == gpu)
     }
 
-    /// Handles all messages that were read.
+    /// Handles all messages that were read. Returns whether there was one.
     ///
     /// # Errors
     /// The connection cannot continue.
-    fn hear(&self, connection: &mut Connection) -> Result<(), Unheard> {
+    fn hear(&self, connection: &mut Connection) -> Result<bool, Unheard> {
+        let mut heard = false;
         while let Some(frame) = connection.take()? {
             let mut state = self.handle.lock();
             match state.conversation.receive(frame.seq, frame.ack) {
@@ -418,8 +432,9 @@ impl Session {
                 Received::Repeated => {}
                 Received::Gap => return Err(Unheard::Gap { seq: frame.seq }),
             }
+            heard = true;
         }
-        Ok(())
+        Ok(heard)
     }
 
     fn apply(&self, state: &mut State, message: ToWorker) {
@@ -520,6 +535,8 @@ impl Session {
                 "there has been no agent for too long: memory is taken as far as the GPU has it"
             );
         }
+        // An agent that was only stopped knows nothing of it: the next hello tells it as to a new one.
+        self.handle.lock().epoch = 0;
         for (device, bytes) in missing {
             let Ok(memory) = self.registry.device(device.0.into()) else { continue };
             self.handle.lock().ledger.granted(device, bytes);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use super::world::{FLOOR, World};
+use super::world::{DRAIN, FLOOR, World};
 use crate::{Account, Action, Contexts, Event, GpuId, Outcome, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
@@ -57,7 +57,7 @@ fn a_long_idle_worker_without_memory_is_checkpointed() {
     world.answer(worker);
     assert_eq!(world.arbiter.next_deadline(), None, "it holds something");
     world.pass(S(1));
-    world.tell(Event::Shrink { worker });
+    world.tell(Event::Shrink { worker, within: DRAIN });
     world.answer(worker);
     let left = world.now;
     assert_eq!(world.arbiter.next_deadline(), Some(left + AFTER));
@@ -306,9 +306,12 @@ fn a_lost_worker_is_denied_and_not_restored_again() {
         assert_eq!(world.arbiter.next_deadline(), None);
         assert_eq!(world.tell(Event::Want { worker, deadline: None }), [denied(worker)]);
         assert_eq!(world.tell(Event::Refill { worker }), []);
-        assert_eq!(world.tell(Event::Shrink { worker }), []);
+        assert_eq!(world.tell(Event::Shrink { worker, within: DRAIN }), []);
         let bytes = Bytes::gib(1);
-        assert_eq!(world.tell(grow(bytes)), [Action::DenyGrowth { worker, gpu: GPU, bytes }]);
+        assert_eq!(
+            world.tell(grow(bytes)),
+            [Action::DenyGrowth { worker, gpu: GPU, bytes, why: crate::Denied::Lost }]
+        );
         world.pass(S(1_000));
         // Other workers use its memory, and its name is free after its end.
         world.join_asleep(1, Bytes::gib(22));

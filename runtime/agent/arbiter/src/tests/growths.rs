@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use super::world::{FLOOR, World};
+use super::world::{DRAIN, FLOOR, World};
 use crate::{Account, Action, Contexts, Event, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
@@ -176,7 +176,7 @@ fn a_growth_is_denied_after_its_timeout() {
 #[test]
 fn a_growth_during_a_refill_is_answered_from_idle_memory_afterwards() {
     let mut world = full(&[8, 8], 1, 20);
-    world.tell(Event::Shrink { worker: WorkerId(1) });
+    world.tell(Event::Shrink { worker: WorkerId(1), within: DRAIN });
     world.answer(WorkerId(1));
     world.want(WorkerId(1), None);
     assert_eq!(world.arbiter.state(WorkerId(1)), Some("refilling"));
@@ -194,7 +194,7 @@ fn a_growth_during_a_refill_is_answered_from_idle_memory_afterwards() {
 #[test]
 fn growth_beside_a_start_is_answered_after_it() {
     let mut world = full(&[8, 8], 1, 20);
-    world.tell(Event::Shrink { worker: WorkerId(1) });
+    world.tell(Event::Shrink { worker: WorkerId(1), within: DRAIN });
     world.answer(WorkerId(1));
     let starts = Account { room: Bytes::gib(2), ..Account::nothing(GPU, FLOOR) };
     world.join_as(2, 2, 1, Profile::default(), vec![starts], true);

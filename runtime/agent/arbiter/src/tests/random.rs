@@ -7,7 +7,7 @@ use glake_units::Bytes;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::world::{FLOOR, World};
+use super::world::{DRAIN, FLOOR, World};
 use crate::{Account, Event, GpuId, Preempt, Profile, Settings, UseState, WorkerId};
 
 #[derive(Clone, Debug)]
@@ -117,7 +117,9 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             let (gpu, within) = (world.workers[&worker].held[0].gpu, Duration::from_millis(200 + 900 * gib));
             world.tell(Event::Grow { worker, gpu, bytes: Bytes::gib(gib), within });
         }
-        Op::Shrink(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Shrink { worker })),
+        Op::Shrink(who) => {
+            of(who).into_iter().for_each(|worker| _ = world.tell(Event::Shrink { worker, within: DRAIN }))
+        }
         Op::Lose(who) => of(who).into_iter().for_each(|id| world.lose(id)),
         Op::Drive(who, outcome) => of(who).into_iter().for_each(|id| world.drive(id, outcome)),
         Op::Pass(millis) => world.pass(Duration::from_millis(millis)),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use super::world::{FLOOR, World};
+use super::world::{DRAIN, FLOOR, World};
 use crate::{
     Account, Action, Arbiter, Denied, Event, GpuId, Joined, Outcome, Preempt, Profile, Settings, Task, Tier,
     UseState, Why, WorkerId,
@@ -331,7 +331,7 @@ fn a_late_shrink_is_reported_as_late_until_it_ends() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
     let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
-    world.tell(Event::Shrink { worker: WorkerId(0) });
+    world.tell(Event::Shrink { worker: WorkerId(0), within: DRAIN });
     assert!(!world.arbiter.is_late(WorkerId(0)));
     world.pass(MS(100_000));
     assert!(world.arbiter.is_late(WorkerId(0)));
@@ -376,7 +376,8 @@ fn a_growth_parks_workers_past_their_quantum() {
     assert!(actions.is_empty(), "{actions:?}");
     world.now += MS(1);
     let actions = world.tell(Event::Tick);
-    let denied = Action::DenyGrowth { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(5) };
+    let why = crate::Denied::Deadline;
+    let denied = Action::DenyGrowth { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(5), why };
     assert_eq!(actions, [denied, Action::Unpark { worker: WorkerId(1) }], "nobody waits for it any more");
     world.does(WorkerId(1), UseState::Idle);
     assert!(matches!(world.tell(grow(5))[..], [Action::Shrink { worker: WorkerId(1), .. }]));
@@ -498,7 +499,7 @@ fn copies_go_to_an_idle_gpu_then_to_the_host_then_to_files() {
         world.join(id, id, 1, Profile::default(), vec![held]);
     }
     let tier = |world: &mut World, worker: u64| {
-        let actions = world.tell(Event::Shrink { worker: WorkerId(worker) });
+        let actions = world.tell(Event::Shrink { worker: WorkerId(worker), within: DRAIN });
         actions
             .iter()
             .find_map(|a| if let Action::Shrink { tier, .. } = a { Some(*tier) } else { None })
@@ -527,7 +528,7 @@ fn copies_under_way_and_unknown_ones_count_against_the_host_budget() {
         world.join(id as u64, id as u64, 1, Profile::default(), vec![held]);
     }
     let tier = |world: &mut World, worker: u64| {
-        let actions = world.tell(Event::Shrink { worker: WorkerId(worker) });
+        let actions = world.tell(Event::Shrink { worker: WorkerId(worker), within: DRAIN });
         let tier = |a: &Action| if let Action::Shrink { tier, .. } = a { Some(*tier) } else { None };
         actions.iter().find_map(tier).unwrap()
     };

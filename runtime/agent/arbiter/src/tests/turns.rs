@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::scenarios::{six, wake};
-use super::world::{FLOOR, World};
+use super::world::{DRAIN, FLOOR, World};
 use crate::{Account, Action, Event, GangId, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
@@ -95,7 +95,7 @@ fn one_was_parked() -> World {
         wake(&mut world, id);
         world.pass(MS(1_000));
     }
-    world.tell(Event::Shrink { worker: WorkerId(0) });
+    world.tell(Event::Shrink { worker: WorkerId(0), within: DRAIN });
     (0..2).for_each(|_| world.answer(WorkerId(0)));
     assert_eq!(parks(&world, 0), (true, 1));
     world
@@ -113,7 +113,7 @@ fn the_end_of_a_wait_resets_parks() {
     world.want(WorkerId(0), None);
     world.answer(WorkerId(0));
     world.does(WorkerId(0), UseState::Busy);
-    world.tell(Event::Shrink { worker: WorkerId(0) });
+    world.tell(Event::Shrink { worker: WorkerId(0), within: DRAIN });
     world.answer(WorkerId(0));
     world.fail(WorkerId(0));
     world.want(WorkerId(0), None);
@@ -186,7 +186,7 @@ fn a_parked_worker_is_reconsidered_after_its_bounded_wait() {
         wake(&mut world, id);
         world.pass(MS(1_000));
     }
-    world.tell(Event::Shrink { worker: WorkerId(0) });
+    world.tell(Event::Shrink { worker: WorkerId(0), within: DRAIN });
     (0..2).for_each(|_| world.answer(WorkerId(0)));
     world.does(WorkerId(1), UseState::Capturing);
     let grow = |bytes| Event::Grow { worker: WorkerId(1), gpu: GPU, bytes, within: MS(100) };

@@ -11,6 +11,8 @@ use crate::{
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
+/// Time that operators give the uses of a worker to stop.
+pub(super) const DRAIN: Duration = Duration::from_secs(30);
 
 /// Actual state of a worker, which the arbiter knows from events only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -145,7 +147,7 @@ impl World {
             self.growths.iter().position(|of| (of.0, of.1, of.2) == (worker, gpu, bytes))
         };
         match *action {
-            Action::DenyGrowth { worker, gpu, bytes } => {
+            Action::DenyGrowth { worker, gpu, bytes, .. } => {
                 let Some(at) = growth(worker, gpu, bytes) else { return };
                 let (.., by) = self.growths.remove(at);
                 let Some(gang) = ledger.gang_of.get(&worker) else { return };

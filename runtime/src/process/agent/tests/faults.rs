@@ -52,6 +52,30 @@ fn who_cannot_join_is_told_why_and_has_no_lease() {
     process.free(block).unwrap();
 }
 
+/// A use that waits for its memory gets it although the agent is stopped, and the agent hears of it once it goes on.
+#[test]
+fn soak_a_stopped_agent_stops_no_use() {
+    if std::env::var_os("GLAKE_SOAK").is_none() {
+        eprintln!("skipped: it takes 15 s (make soak)");
+        return;
+    }
+    let socket = Socket::new();
+    let (process, block, mut agent) = joined(&socket, "lease.refill_timeout_ms = 30000\nlease.growth = 0");
+    agent.shrink(mib(12));
+    assert_eq!(agent.shrunk().1, mib(12));
+    let begin = Instant::now();
+    use_all(&process).unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    assert!(process.has(block, mib(12), 7));
+    let next = until("a hello with the memory", || {
+        let next = Agent::greeted(socket.connection()?);
+        (next.hello.epoch == 0).then_some(next)
+    });
+    assert_eq!((next.hello.holdings[0].lease, next.hello.holdings[0].resident), (mib(12), mib(12)));
+    process.agent().leave();
+    process.free(block).unwrap();
+}
+
 #[test]
 fn a_stopped_agent_that_answers_nothing_is_given_up() {
     let socket = Socket::new();

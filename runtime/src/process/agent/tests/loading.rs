@@ -103,7 +103,7 @@ fn loader() {
 }
 
 fn rows(path: &std::path::Path) -> Vec<WorkerRow> {
-    let answers = glake_agent::ask(path, Ask::Ps).unwrap().into_iter();
+    let answers = glake_agent::ask(path, Ask::Ps, |_| {}).unwrap().into_iter();
     answers.filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None }).collect()
 }
 
@@ -171,7 +171,12 @@ fn nothing_is_taken_of_a_worker_that_loads_before_it_says_that_it_has() {
             "of a program whose kernels may run; the other one: {denied}"
         );
         assert!(denied.contains("out of memory"), "{denied}");
-        let shrunk = glake_agent::ask(&path, Ask::Shrink { worker: "loads".to_owned() });
+        let shrunk = glake_agent::ask(
+            &path,
+            glake_wire::Request::from(Ask::Shrink { worker: "loads".to_owned() })
+                .within(Duration::from_millis(300)),
+            |_| {},
+        );
         assert!(shrunk.is_err(), "an operator takes nothing of it either");
         assert_eq!(loads.does("evicted"), "0 B");
         // It says so: from then on others may have it.

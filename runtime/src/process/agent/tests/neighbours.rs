@@ -189,7 +189,7 @@ fn room_to_grow_evicts_nobody() {
     let block = process.block("weights", mib(32));
     use_all(&process).unwrap();
     let mut neighbour = Neighbour::start("idle 24", &path, &device);
-    glake_agent::ask(&path, glake_wire::Ask::Shrink { worker: "own".to_owned() }).unwrap();
+    glake_agent::ask(&path, glake_wire::Ask::Shrink { worker: "own".to_owned() }, |_| {}).unwrap();
     std::thread::sleep(Duration::from_millis(400));
     use_all(&process).unwrap();
     assert_eq!(neighbour.made(), mib(24), "it was evicted for another one's growth");

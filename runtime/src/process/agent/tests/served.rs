@@ -30,9 +30,9 @@ fn a_worker_that_fills_its_gpu_comes_back() {
     // 56 of the 64 MiB beside its context; lease.growth is 16 MiB.
     let block = process.block("weights", mib(56));
     use_all(&process).unwrap();
-    glake_agent::ask(&path, glake_wire::Ask::Shrink { worker: "chat".to_owned() }).unwrap();
+    glake_agent::ask(&path, glake_wire::Ask::Shrink { worker: "chat".to_owned() }, |_| {}).unwrap();
     let used = use_all(&process).map_err(|error| error.to_string());
-    let asked = glake_agent::ask(&path, glake_wire::Ask::Refill { worker: "chat".to_owned() });
+    let asked = glake_agent::ask(&path, glake_wire::Ask::Refill { worker: "chat".to_owned() }, |_| {});
     process.agent().leave();
     process.regions().refill(&Refill::default()).unwrap();
     process.free(block).unwrap();
@@ -50,7 +50,7 @@ fn what_was_decommitted_is_committed_under_an_agent() {
     let tail = Address(block.0 + mib(16).get());
     assert_eq!(process.regions().decommit(tail, mib(48)).unwrap(), mib(48));
     // The agent takes what nobody uses, as it does for another worker.
-    glake_agent::ask(&path, glake_wire::Ask::Shrink { worker: "chat".to_owned() }).unwrap();
+    glake_agent::ask(&path, glake_wire::Ask::Shrink { worker: "chat".to_owned() }, |_| {}).unwrap();
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, Some(LONG)).unwrap();
     let committed = process.regions().commit(tail, mib(48)).map_err(|error| error.to_string());
     process.regions().gate().end_use(id).unwrap();
