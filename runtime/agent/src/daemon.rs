@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::pending;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ use crate::listener::{self, Listener};
 use crate::meters::Meters;
 use crate::supervise::{self, Children};
 use crate::{
-    Agent, DriverCommand, DriverRequest, Identity, LaunchError, Launcher, ListenError, launch, link,
+    Agent, DriverCommand, DriverRequest, Identity, LaunchError, Launcher, ListenError, launch, link, logs,
 };
 
 /// Interval of reading pages while a worker waits for others' memory.
@@ -116,7 +116,7 @@ impl Options {
             gpus.push((gpu, total));
         }
         if supervise::started(&self.file).next().is_some() {
-            self.launcher.check_logs(&self.socket)?;
+            logs::check_folder(&self.launcher.logs)?;
         }
         if gpus.is_empty() { Err(ServeError::NoGpu) } else { Ok(gpus) }
     }
@@ -130,8 +130,8 @@ impl Options {
     }
 
     /// Returns the number of workers that the agent starts, and the folder of their logs.
-    pub fn started(&self) -> (usize, PathBuf) {
-        (supervise::started(&self.file).count(), self.launcher.folder(&self.socket))
+    pub fn started(&self) -> (usize, &Path) {
+        (supervise::started(&self.file).count(), &self.launcher.logs)
     }
 }
 
@@ -139,7 +139,7 @@ impl Options {
 ///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<(), ServeError> {
+pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeError> {
     let gpus = options.check()?;
     let limit = raise_descriptors();
     let activated = listenfd::ListenFd::from_env().take_unix_listener(0).ok().flatten();
@@ -165,6 +165,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         spawn_local(daemon.clone().drive());
         if supervise::started(&options.file).next().is_some() {
             spawn_local(daemon.clone().supervise());
+            spawn_local(daemon.clone().rotate_logs());
         }
         if options.file.node.checkpoint_after().is_some() {
             spawn_local(daemon.clone().probe_driver());

@@ -77,7 +77,8 @@ pub(crate) fn append_private(path: &Path) -> io::Result<File> {
     private().append(true).open(path)
 }
 
-fn private() -> fs::OpenOptions {
+/// Options of files that only this user can access, without following links.
+pub(crate) fn private() -> fs::OpenOptions {
     let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
     let mut options = File::options();
     options.create(true).mode(0o600).custom_flags(flags);

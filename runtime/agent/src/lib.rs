@@ -27,6 +27,7 @@ mod journal;
 mod launch;
 mod link;
 mod listener;
+mod logs;
 mod messages;
 mod meters;
 mod metrics;

@@ -25,10 +25,13 @@ use crate::host::epoch;
 use crate::launch::{Family, LaunchError, Launcher, StartRecord, Starts};
 use crate::listener::{has_ended, start_of};
 use crate::supervisor::{Act, GRACE, Progress, Supervisor, View};
-use crate::{Agent, Identity};
+use crate::{Agent, Identity, logs};
 
 /// Poll interval for a process without a pidfd.
 const POLL: Duration = Duration::from_secs(1);
+
+/// Interval between two looks at the logs while one of them grows, and the longest interval.
+const LOG_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 /// State of the started processes.
 #[derive(Debug)]
@@ -189,6 +192,29 @@ impl Daemon {
         }
     }
 
+    /// Bounds the logs of the workers while the agent serves.
+    pub(crate) async fn rotate_logs(self: Rc<Self>) {
+        let [least, longest] = LOG_INTERVALS;
+        let (mut interval, mut lengths) = (least, Vec::new());
+        loop {
+            sleep(interval).await;
+            let of = |name: &String| logs::path(&self.children.launcher.logs, name);
+            let paths: Vec<PathBuf> = self.children.families.borrow().keys().map(of).collect();
+            // A copy of a log takes some milliseconds on a fast disk.
+            let now = spawn_blocking(move || {
+                paths.into_iter().map(|path| (logs::rotate(&path, logs::LONGEST), path)).collect::<Vec<_>>()
+            });
+            let now = now.await.unwrap_or_default();
+            interval = if now == lengths { (interval * 2).min(longest) } else { least };
+            lengths = now;
+        }
+    }
+
+    /// Returns a sentence that names the log of a worker.
+    fn log_of(&self, name: &str) -> String {
+        format!("its log is {}", logs::path(&self.children.launcher.logs, name).display())
+    }
+
     fn signal(&self, name: &str, signal: Signal) {
         let Some(family) = self.children.families.borrow().get(name).cloned() else { return };
         drop(spawn_blocking(move || family.signal(signal)));
@@ -273,7 +299,7 @@ impl Daemon {
                 Progress::Done => return Ok(()),
                 // The end is reported soon, and the worker is restarted.
                 Progress::Failed(_) if self.is_ending(name) => change.await,
-                Progress::Failed(why) => return Err(why),
+                Progress::Failed(why) => return Err(format!("{why}; {}", self.log_of(name))),
                 Progress::UnderWay => change.await,
             }
         }

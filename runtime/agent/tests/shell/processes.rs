@@ -33,7 +33,7 @@ fn agent() {
     let limit = std::fs::read_to_string(folder.join("limit")).ok().and_then(|text| text.parse().ok());
     let limit = limit.map_or(DriverCommand::LIMIT, Duration::from_millis);
     let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new(), limit };
-    let launcher = Launcher::default();
+    let launcher = Launcher { logs: folder.join("logs"), ..Launcher::default() };
     let options = Options { file, socket: socket(&folder), meter, driver, launcher };
     let thread = std::fs::read_link("/proc/thread-self").unwrap();
     serve(&options, |_| println!("\nserving {}", thread.file_name().unwrap().to_str().unwrap())).unwrap();

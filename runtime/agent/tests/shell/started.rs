@@ -44,7 +44,7 @@ fn joined(node: &Node, names: &[&str]) -> Vec<u32> {
 }
 
 fn log(node: &Node, name: &str) -> PathBuf {
-    node.folder.path().join(format!("glake/agent.logs/{name}.log"))
+    node.folder.path().join(format!("logs/{name}.log"))
 }
 
 fn said(node: &Node, name: &str) -> String {
@@ -88,6 +88,17 @@ fn workers_of_the_file_are_started_and_have_nothing_of_the_agent_s() {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&log(&node, "a")), mode(log(&node, "a").parent().unwrap())), (0o600, 0o700));
+}
+
+#[test]
+fn the_log_of_a_running_worker_is_bounded() {
+    // It speaks again once its log is empty.
+    let talks = "head -c 20000000 /dev/zero; while [ -s /proc/self/fd/1 ]; do sleep 0.05; done; echo again; exec sleep 300";
+    let node = node(&[script("talks", talks)]);
+    let earlier = log(&node, "talks").with_added_extension("1");
+    let is_cut = |_: &[WorkerRow]| std::fs::metadata(&earlier).is_ok_and(|found| found.len() >= 16 << 20);
+    node.until("it is cut", is_cut);
+    node.until("it goes on at the beginning", |_| said(&node, "talks").starts_with("again\n"));
 }
 
 #[test]

@@ -32,7 +32,9 @@ pub struct ServeArguments {
     /// /run/user/UID/glake/agent.sock for others]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Folder for the output of started workers, one NAME.log each [default: beside the socket, agent.logs]
+    /// Folder for the output of started workers, one NAME.log each [default: LOGS_DIRECTORY of systemd, else $XDG_STATE_HOME/glake; without
+    /// that, /var/log/glake for root and ~/.local/state/glake for others. Below that, another socket than the default one has a folder of its
+    /// own]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
     /// Say whether the file, its commands, the GPUs and the socket's folder are in order, and end
@@ -78,9 +80,9 @@ Workers with a command are started by the agent, and run on without it:
       W; never: by others
   One worker of a GPU starts at a time: the next one when it has joined and
   loaded, or has not within 10 minutes. One that ends is started again after 1
-  s, then after twice as long each time, 60 s at most. It has no input; what it
-  says is added to NAME.log, which may be cut while it runs (truncate -s 0), and
-  which a start moves to NAME.log.1 from 64 MiB on.
+  s, then after twice as long each time, 60 s at most. It has no input; its
+  output is added to NAME.log, which may be cut while it runs (truncate -s 0).
+  From 16 MiB on, the agent moves the text to NAME.log.1, of which 16 MiB stay.
   glake stop W ends one: SIGTERM, after 10 s SIGKILL; it stays so until
   glake start W.
 
@@ -119,7 +121,15 @@ pub(super) fn run(
     close_inherited();
     let default = || default_path(runtime_dir(environment)).map_err(Failure::usage);
     let socket = named_socket(arguments.socket.as_deref(), config).map_or_else(default, Ok)?;
-    let launcher = Launcher { logs: arguments.logs.clone(), environment: device(config) };
+    let logs = match arguments.logs.clone().or_else(|| log_folder(&socket, environment)) {
+        Some(folder) => folder,
+        None if file.workers.iter().all(|worker| worker.command.is_empty()) => PathBuf::new(),
+        None => {
+            let why = "there is no folder for logs of workers: HOME is not set; name one (--logs DIR)";
+            return Err(Failure::usage(why));
+        }
+    };
+    let launcher = Launcher { logs, environment: device(config) };
     let options = Options { file, socket, meter: meter(config)?, driver: driver(config), launcher };
     if arguments.check {
         if options.file.node.checkpoint_after().is_some() {
@@ -128,15 +138,34 @@ pub(super) fn run(
         options.check_commands().map_err(Failure::usage)?;
         return check(&options, output);
     }
-    let told = |path: &std::path::Path| {
-        let _ = writeln!(
-            io::stderr(),
-            "glake: serving {}; for its workers:\n{}",
-            path.display(),
-            exports(path, config)
-        );
+    let logs = match options.started() {
+        (0, _) => String::new(),
+        (_, folder) => format!("; logs of workers in {}", folder.display()),
+    };
+    let told = |path: &Path| {
+        let (socket, exports) = (path.display(), exports(path, config));
+        let _ = writeln!(io::stderr(), "glake: serving {socket}{logs}; for its workers:\n{exports}");
     };
     glake_agent::serve(&options, told).map_err(failure)
+}
+
+/// Returns the default folder of the logs of an agent's workers, outside the socket's folder, which is in memory. `None` if the environment
+/// names no folder of this user.
+fn log_folder(socket: &Path, environment: &Environment) -> Option<PathBuf> {
+    let folder = |name| environment.get(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
+    // systemd creates this folder for the unit alone (LogsDirectory=). It may name several.
+    let of_unit = environment.get("LOGS_DIRECTORY").and_then(|folders| std::env::split_paths(folders).next());
+    if let Some(of_unit) = of_unit.filter(|folder| folder.is_absolute()) {
+        return Some(of_unit);
+    }
+    let base = match folder("XDG_STATE_HOME") {
+        Some(state) => state.join("glake"),
+        None if rustix::process::geteuid().is_root() => PathBuf::from("/var/log/glake"),
+        None => folder("HOME")?.join(".local/state/glake"),
+    };
+    let is_default = default_path(runtime_dir(environment)).is_ok_and(|default| default == socket);
+    // The names of workers are unique only within an agent.
+    Some(if is_default { base } else { base.join(socket.strip_prefix("/").unwrap_or(socket)) })
 }
 
 /// Returns shell exports for starting workers: the agent's socket, and the simulated GPUs or the worker's name.
