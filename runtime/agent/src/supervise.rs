@@ -148,6 +148,10 @@ impl Daemon {
     /// Carries out the supervisor's actions while the agent serves.
     pub(crate) async fn supervise(self: Rc<Self>) {
         loop {
+            if self.children.supervisor.borrow().is_held_up(self.now()) {
+                // Free memory decides about a start.
+                self.measure_old(self.ask(Agent::gpus)).await;
+            }
             let change = self.change();
             let (view, now) = (self.view(), self.now());
             let (acts, next, looks) = {

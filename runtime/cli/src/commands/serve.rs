@@ -79,7 +79,8 @@ Workers with a command are started by the agent, and run on without it:
       boot: with the agent [default]; request: at glake refill W or glake start
       W; never: by others
   One worker of a GPU starts at a time: the next one when it has joined and
-  loaded, or has not within 10 minutes. One that ends is started again after 1
+  loaded, or has not within 10 minutes. If it has not joined within a minute,
+  the next one starts where the free memory holds both (weights, kv). One that ends is started again after 1
   s, then after twice as long each time, 60 s at most. It has no input; its
   output is added to NAME.log, which may be cut while it runs (truncate -s 0).
   From 16 MiB on, the agent moves the text to NAME.log.1, of which 16 MiB stay.
