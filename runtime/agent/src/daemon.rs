@@ -50,6 +50,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 pub struct Options {
     /// Description of the server and its workers.
     pub file: NodeFile,
+    /// Path of the file, which SIGHUP reads again; `None` without one.
+    pub path: Option<PathBuf>,
     /// Path of the agent's socket.
     pub socket: PathBuf,
     /// Meter of the GPUs' memory.
@@ -110,15 +112,41 @@ impl Options {
         let mut gpus = Vec::new();
         for gpu in self.meter.gpus() {
             let total = self.meter.read(&gpu)?.total;
-            if let Some(budget) = self.file.node.budget.filter(|budget| *budget > total) {
-                return Err(ServeError::Budget { budget, gpu, total });
-            }
             gpus.push((gpu, total));
         }
-        if supervise::started(&self.file).next().is_some() {
-            logs::check_folder(&self.launcher.logs)?;
-        }
+        self.check_file(&self.file, &gpus)?;
         if gpus.is_empty() { Err(ServeError::NoGpu) } else { Ok(gpus) }
+    }
+
+    /// Checks that a file can be served on these GPUs.
+    fn check_file(&self, file: &NodeFile, gpus: &[(String, Bytes)]) -> Result<(), ServeError> {
+        for (gpu, total) in gpus {
+            if let Some(budget) = file.node.budget.filter(|budget| budget > total) {
+                return Err(ServeError::Budget { budget, gpu: gpu.clone(), total: *total });
+            }
+        }
+        match supervise::started(file).next() {
+            Some(_) => Ok(logs::check_folder(&self.launcher.logs)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the file again for a running agent. An unusable file changes nothing.
+    fn reload(&self, daemon: &Rc<Daemon>, gpus: &[(String, Bytes)]) {
+        let Some(path) = &self.path else {
+            tracing::info!(target: "glake::agent", "SIGHUP: the agent was started without a file, and reads none again");
+            return;
+        };
+        let read = read_file(path).and_then(|file| {
+            self.check_file(&file, gpus).map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok(file)
+        });
+        match read {
+            Ok(file) => daemon.set_file(file),
+            Err(error) => {
+                tracing::warn!(target: "glake::agent", %error, "the file was read again and is refused: nothing has changed");
+            }
+        }
     }
 
     /// Checks that the programs of the workers exist. An agent starts without them too, because they may appear later.
@@ -135,7 +163,21 @@ impl Options {
     }
 }
 
-/// Serves until SIGTERM or SIGINT. Calls `ready` with the socket once workers can connect.
+/// Reads and checks a file that describes a server and its workers.
+///
+/// # Errors
+/// What is wrong, with the path.
+pub fn read_file(path: &Path) -> Result<NodeFile, String> {
+    let wrong = |error: &dyn fmt::Display| format!("{}: {error}", path.display());
+    let file = NodeFile::parse(&std::fs::read_to_string(path).map_err(|error| wrong(&error))?);
+    let file = file.map_err(|error| wrong(&error))?;
+    if file.node.budget.is_some() && !file.workers.is_empty() {
+        file.check_fit().map_err(|error| wrong(&error))?;
+    }
+    Ok(file)
+}
+
+/// Serves until SIGTERM or SIGINT. SIGHUP, also that of a closed terminal, reads the file again. Calls `ready` with the socket once workers can connect.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -151,7 +193,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
     let over = LocalSet::new().block_on(&runtime, async {
         listener.socket.set_nonblocking(true)?;
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
-        let daemon = Rc::new(Daemon::new(options, gpus, &listener, limit));
+        let daemon = Rc::new(Daemon::new(options, gpus.clone(), &listener, limit));
         daemon.expect(&Journal::read(&listener.journal()));
         daemon.adopt();
         // Before the first grant.
@@ -160,21 +202,27 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
             daemon.measured(gpu, begun, read.map_err(|error| error.to_string()), &BTreeMap::new());
         }
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut hangup = signal(SignalKind::hangup())?;
         spawn_local(daemon.clone().decide());
         spawn_local(daemon.clone().accept(socket));
         spawn_local(daemon.clone().drive());
-        if supervise::started(&options.file).next().is_some() {
-            spawn_local(daemon.clone().supervise());
-            spawn_local(daemon.clone().rotate_logs());
-        }
+        daemon.begin_supervision();
         if options.file.node.checkpoint_after().is_some() {
             spawn_local(daemon.clone().probe_driver());
         }
         ready(&listener.path);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
-        tokio::select! {
-            _ = end.recv() => {}
-            _ = interrupt.recv() => {}
+        loop {
+            tokio::select! {
+                _ = end.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => {
+                    let since = NotifyState::monotonic_usec_now().ok();
+                    let _ = sd_notify::notify(&[NotifyState::Reloading].into_iter().chain(since).collect::<Vec<_>>());
+                    options.reload(&daemon, &gpus);
+                    let _ = sd_notify::notify(&[NotifyState::Ready]);
+                }
+            }
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         daemon.stop_starting();

@@ -37,7 +37,7 @@ mod supervise;
 mod supervisor;
 
 pub use crate::checkpoints::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
-pub use crate::daemon::{Options, ServeError, serve};
+pub use crate::daemon::{Options, ServeError, read_file, serve};
 pub use crate::host::{close_inherited, open_private, read_whole, write_whole};
 pub use crate::link::{ClientError, ask};
 pub use crate::listener::{Identity, PeerError};

@@ -36,7 +36,6 @@ const LOG_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_sec
 /// State of the started processes.
 #[derive(Debug)]
 pub(crate) struct Children {
-    file: NodeFile,
     launcher: Launcher,
     socket: PathBuf,
     supervisor: RefCell<Supervisor>,
@@ -47,6 +46,8 @@ pub(crate) struct Children {
     limit: Option<Rlimit>,
     /// Signals an event of the supervisor.
     told: Notify,
+    /// Whether the tasks for started workers run.
+    is_supervised: Cell<bool>,
 }
 
 /// Source of the notification that a worker's first process ended.
@@ -63,13 +64,13 @@ impl Children {
         Children {
             supervisor: RefCell::new(Supervisor::new(file)),
             starts: RefCell::new(Starts::read(socket.with_extension("starts"))),
-            file: file.clone(),
             launcher: launcher.clone(),
             socket,
             families: RefCell::default(),
             count: Cell::new(0),
             limit,
             told: Notify::new(),
+            is_supervised: Cell::new(false),
         }
     }
 }
@@ -145,8 +146,32 @@ impl Daemon {
         self.children.families.borrow_mut().insert(name.to_owned(), family);
     }
 
+    /// Begins to start workers, if the file has any to start.
+    pub(crate) fn begin_supervision(self: &Rc<Self>) {
+        let has_any = self.ask(|agent| started(agent.roster.file()).next().is_some());
+        if has_any && !self.children.is_supervised.replace(true) {
+            spawn_local(self.clone().supervise());
+            spawn_local(self.clone().rotate_logs());
+        }
+    }
+
+    /// Replaces the file that describes the server and its workers, and logs the changes.
+    pub(crate) fn set_file(self: &Rc<Self>, file: NodeFile) {
+        let before = self.ask(|agent| agent.roster.file().clone());
+        for (change, workers) in changes(&before, &file) {
+            tracing::info!(target: "glake::agent", workers, "{change}");
+        }
+        let is_probed = before.node.checkpoint_after().is_some() || file.node.checkpoint_after().is_none();
+        self.tell_supervisor(|supervisor, _| supervisor.set_file(&file));
+        self.tell(|agent, now| agent.set_file(file, now));
+        self.begin_supervision();
+        if !is_probed {
+            spawn_local(self.clone().probe_driver());
+        }
+    }
+
     /// Carries out the supervisor's actions while the agent serves.
-    pub(crate) async fn supervise(self: Rc<Self>) {
+    async fn supervise(self: Rc<Self>) {
         loop {
             if self.children.supervisor.borrow().is_held_up(self.now()) {
                 // Free memory decides about a start.
@@ -197,7 +222,7 @@ impl Daemon {
     }
 
     /// Bounds the logs of the workers while the agent serves.
-    pub(crate) async fn rotate_logs(self: Rc<Self>) {
+    async fn rotate_logs(self: Rc<Self>) {
         let [least, longest] = LOG_INTERVALS;
         let (mut interval, mut lengths) = (least, Vec::new());
         loop {
@@ -226,14 +251,15 @@ impl Daemon {
 
     /// Starts a worker, after recording the start.
     fn launch(self: &Rc<Self>, name: &str) -> Result<u32, LaunchError> {
-        let Children { file, launcher, socket, starts, count, limit, .. } = &self.children;
-        let worker = file.workers.iter().find(|worker| worker.name == name);
+        let Children { launcher, socket, starts, count, limit, .. } = &self.children;
+        let find = |file: &NodeFile| file.workers.iter().find(|worker| worker.name == name).cloned();
+        let worker = self.ask(|agent| find(agent.roster.file()));
         let worker = worker.ok_or_else(|| LaunchError::Record(std::io::ErrorKind::NotFound.into()))?;
         count.set(count.get() + 1);
         let mark = format!("{}-{}", epoch(), count.get());
         let mut start = StartRecord { name: name.to_owned(), mark: mark.clone(), peer: None };
         starts.borrow_mut().put(start.clone()).map_err(LaunchError::Record)?;
-        let child = launcher.spawn(worker, socket, &mark, *limit).inspect_err(|_| {
+        let child = launcher.spawn(&worker, socket, &mark, *limit).inspect_err(|_| {
             starts.borrow_mut().remove(name);
         })?;
         let pid = child.id().unwrap_or_default();
@@ -345,7 +371,52 @@ impl Daemon {
     }
 }
 
-/// DriverRequests the processes of a start to end, and kills the remaining ones after a grace period.
+/// Returns the differences of two files, each as a sentence with the names of its workers.
+fn changes(before: &NodeFile, now: &NodeFile) -> Vec<(&'static str, String)> {
+    type Worker = glake_arbiter::node::Worker;
+    let find = |file: &NodeFile, name: &str| file.workers.iter().find(|worker| worker.name == name).cloned();
+    // Equal but for the attributes that apply at once.
+    let is_started_alike = |before: &Worker, now: &Worker| {
+        *now == Worker {
+            priority: now.priority,
+            tenant: now.tenant.clone(),
+            preempt: now.preempt,
+            max_pause: now.max_pause,
+            deadline_s: now.deadline_s,
+            ..before.clone()
+        }
+    };
+    let (mut added, mut changed, mut later) = (Vec::new(), Vec::new(), Vec::new());
+    for worker in &now.workers {
+        match find(before, &worker.name) {
+            None => added.push(worker.name.clone()),
+            Some(known) if known == *worker => {}
+            Some(known) if is_started_alike(&known, worker) => changed.push(worker.name.clone()),
+            Some(_) => later.push(worker.name.clone()),
+        }
+    }
+    let removed = before.workers.iter().filter(|worker| find(now, &worker.name).is_none());
+    let removed: Vec<String> = removed.map(|worker| worker.name.clone()).collect();
+    let node = if before.node == now.node { Vec::new() } else { vec![String::new()] };
+    let all = [
+        ("the file was read again: [node] has changed, and applies now", node),
+        ("the file was read again: workers are new", added),
+        ("the file was read again: scheduling of workers has changed, and applies now", changed),
+        (
+            "the file was read again: workers have changed; command, env, gpus and sizes apply at their next start",
+            later,
+        ),
+        (
+            "the file was read again: workers are missing; their processes go on and are not started again",
+            removed,
+        ),
+    ];
+    let all = all.into_iter().filter(|(_, workers)| !workers.is_empty());
+    let all: Vec<_> = all.map(|(change, workers)| (change, workers.join(", "))).collect();
+    if all.is_empty() { vec![("the file was read again: nothing has changed", String::new())] } else { all }
+}
+
+/// Requests the processes of a start to end, and kills the remaining ones after a grace period.
 async fn end(name: &str, family: Family) {
     let (mut signal, mut until) = (Signal::TERM, Instant::now() + GRACE);
     loop {

@@ -60,6 +60,8 @@ struct SupervisedWorker {
     is_wanted: bool,
     /// Whether an operator stopped the worker.
     is_stopped: bool,
+    /// Whether the file has the worker no more, and its process still runs.
+    is_removed: bool,
     phase: Phase,
     /// Exit of its last process, or the reason why it could not start.
     ended: Option<String>,
@@ -178,25 +180,27 @@ pub(crate) enum Progress {
 
 impl Supervisor {
     pub(crate) fn new(file: &NodeFile) -> Self {
+        let mut supervisor = Supervisor { workers: Vec::new(), others: BTreeSet::new(), is_over: false };
+        supervisor.set_file(file);
+        supervisor
+    }
+
+    /// Replaces the file. New workers start like those of a new agent. A removed worker keeps its process until that ends, and is not
+    /// started again; an operator can still stop it.
+    pub(crate) fn set_file(&mut self, file: &NodeFile) {
         let (own, others): (Vec<_>, Vec<_>) =
             file.workers.iter().partition(|worker| !matches!(worker.start(), None | Some(Start::Never)));
-        let floor = file.node.floor();
-        let supervised = |worker: &glake_arbiter::node::Worker| SupervisedWorker {
-            name: worker.name.clone(),
-            gpus: worker.gpus.iter().map(|gpu| GpuId(*gpu)).collect(),
-            size: Some(worker.share()).filter(|size| !size.is_zero()).map(|size| size.saturating_add(floor)),
-            is_wanted: worker.start() == Some(Start::Boot),
-            is_stopped: false,
-            phase: Phase::Down { again: Duration::ZERO },
-            ended: None,
-            has_failed: false,
-            ends: 0,
-        };
-        Supervisor {
-            workers: own.into_iter().map(supervised).collect(),
-            others: others.into_iter().map(|worker| worker.name.clone()).collect(),
-            is_over: false,
+        self.others = others.into_iter().map(|worker| worker.name.clone()).collect();
+        let mut known = std::mem::take(&mut self.workers);
+        for worker in own {
+            let before = known.iter().position(|other| other.name == worker.name).map(|at| known.remove(at));
+            self.workers.push(SupervisedWorker::new(worker, file.node.floor(), before));
         }
+        for worker in &mut known {
+            (worker.is_wanted, worker.is_removed) = (false, true);
+        }
+        known.retain(|worker| !matches!(worker.phase, Phase::Down { .. }));
+        self.workers.append(&mut known);
     }
 
     fn get(&mut self, name: &str) -> Option<&mut SupervisedWorker> {
@@ -231,7 +235,7 @@ impl Supervisor {
 
     /// Returns the workers that an operator stopped.
     pub(crate) fn stopped(&self) -> BTreeSet<String> {
-        let stopped = self.workers.iter().filter(|worker| worker.is_stopped);
+        let stopped = self.workers.iter().filter(|worker| worker.is_stopped && !worker.is_removed);
         stopped.map(|worker| worker.name.clone()).collect()
     }
 
@@ -257,6 +261,9 @@ impl Supervisor {
                 }
             });
         };
+        if worker.is_removed {
+            return Err(format!("{name} is not in the agent's file any more: it runs on until it ends"));
+        }
         (worker.is_wanted, worker.is_stopped) = (true, false);
         if let Phase::Down { again } = &mut worker.phase {
             *again = now.min(*again);
@@ -333,6 +340,7 @@ impl Supervisor {
         if let Some(worker) = self.get(name) {
             let lived = if let Phase::Ending { lived } = worker.phase { lived } else { Duration::ZERO };
             worker.back_off(lived, now);
+            self.workers.retain(|worker| !worker.is_removed || worker.name != name);
         }
     }
 
@@ -457,6 +465,31 @@ impl Supervisor {
 }
 
 impl SupervisedWorker {
+    /// Creates the state of a worker of the file; `before`: its state under the previous file.
+    fn new(worker: &glake_arbiter::node::Worker, floor: Bytes, before: Option<SupervisedWorker>) -> Self {
+        let gpus = worker.gpus.iter().map(|gpu| GpuId(*gpu)).collect();
+        let size = Some(worker.share()).filter(|size| !size.is_zero()).map(|size| size.saturating_add(floor));
+        let is_boot = worker.start() == Some(Start::Boot);
+        match before {
+            Some(before) => {
+                let is_wanted = before.is_wanted || (is_boot || before.is_removed) && !before.is_stopped;
+                SupervisedWorker { gpus, size, is_wanted, is_removed: false, ..before }
+            }
+            None => SupervisedWorker {
+                name: worker.name.clone(),
+                gpus,
+                size,
+                is_wanted: is_boot,
+                is_stopped: false,
+                is_removed: false,
+                phase: Phase::Down { again: Duration::ZERO },
+                ended: None,
+                has_failed: false,
+                ends: 0,
+            },
+        }
+    }
+
     /// Schedules the next start after the end of a process.
     fn back_off(&mut self, lived: Duration, now: Duration) {
         if lived >= LONGEST_BACK_OFF || !self.is_wanted {

@@ -172,6 +172,42 @@ fn a_worker_that_never_joins_blocks_others_only_until_its_timeout() {
     );
 }
 
+#[test]
+fn a_new_file_adds_and_removes_workers_of_a_running_agent() {
+    let worker =
+        |name: &str, lines: &str| format!("[[worker]]\nname = {name:?}\ncommand = [\"x\"]\n{lines}\n");
+    let parse = |workers: &[String]| NodeFile::parse(&workers.concat()).unwrap();
+    let mut world = World::new();
+    assert_eq!(world.launches(), ["a", "c"]);
+    world.runs("a");
+    world.runs("c");
+    assert_eq!(world.launches(), ["b"]);
+    world.up("b");
+    // "a" stays and moves, "b" and "c" are missing, "asked" is wanted now, "new" is new.
+    let asked = worker("asked", "gpus = [2]");
+    world.supervisor.set_file(&parse(&[worker("a", "gpus = [3]"), asked, worker("new", "gpus = [4]")]));
+    assert_eq!(world.launches(), ["asked", "new"]);
+    assert!(
+        world.supervisor.runs("c") && world.supervisor.ask("c", world.now).unwrap_err().contains("any more")
+    );
+    world.ends("c");
+    world.now += LONGEST_BACK_OFF;
+    assert!(world.launches().is_empty() && !world.supervisor.has("c"));
+    // A removed worker can be stopped, and comes back with its process.
+    assert!(matches!(world.supervisor.stop("b", world.now), Ok(Some(Act::Terminate { .. }))));
+    world.supervisor.set_file(&parse(&[worker("a", ""), worker("b", "")]));
+    assert_eq!(world.state("b").0, "stopping");
+    world.supervisor.exited("b", "exit 1".to_owned(), world.now);
+    world.supervisor.gone("b", world.now);
+    world.now += LONGEST_BACK_OFF;
+    assert_eq!((world.launches(), world.state("b").0), (vec![], "stopped".to_owned()));
+    // A worker that others start from now on.
+    world.supervisor.set_file(&parse(&[worker("a", "start = \"never\"")]));
+    assert!(world.supervisor.runs("a"));
+    world.ends("a");
+    assert!(world.supervisor.ask("a", world.now).unwrap_err().contains("start it yourself"));
+}
+
 /// A command that never joins keeps only its memory from others, once it is late and all sizes are known.
 #[test]
 fn a_late_start_lets_others_start_where_memory_is_free() {

@@ -102,6 +102,34 @@ fn the_log_of_a_running_worker_is_bounded() {
 }
 
 #[test]
+fn a_hangup_reads_the_file_again() {
+    let node = node(&[]);
+    let write = |text: &str| {
+        std::fs::write(node.folder.path().join("node.toml"), text).unwrap();
+        node.agent.signal(Signal::HUP);
+    };
+    let file = |budget: u64, workers: &[String]| {
+        let node = format!("[node]\nbudget = {}\nfloor = \"512MiB\"\n", Bytes::gib(budget).get());
+        node + &workers.concat()
+    };
+    write(&file(24, &[worker("a", "weights = \"1GiB\""), worker("b", "gpus = [1]\nweights = \"1GiB\"")]));
+    let pids = joined(&node, &["a", "b"]);
+    let limit = || node.metrics().of("glake_gpu_limit_bytes{gpu=\"0\"}");
+    let before = limit();
+    // A file that is refused changes nothing: a later one is read.
+    for refused in ["budget = ", &file(100_000, &[]), &file(1, &[worker("c", "weights = \"2GiB\"")])] {
+        write(refused);
+    }
+    write(&file(20, &[worker("b", "gpus = [1]\nweights = \"1GiB\"\npriority = 3")]));
+    node.until("the budget falls", |_| limit() < before);
+    assert_eq!(joined(&node, &["a", "b"]), pids, "a missing worker goes on");
+    kill(pids[0]);
+    node.until("it ends", |rows| row(rows, "a").is_none());
+    assert!(lives(pids[1]));
+    node.ask(Ask::Start { worker: "a".to_owned() }).unwrap_err();
+}
+
+#[test]
 fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
     let mut node = node(&[worker("a", ""), worker("b", "")]);
     let pids = joined(&node, &["a", "b"]);

@@ -1,13 +1,12 @@
 //! `glake serve`.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use glake_agent::{DriverCommand, Launcher, Options, ServeError, close_inherited};
+use glake_agent::{DriverCommand, Launcher, Options, ServeError, close_inherited, read_file};
 use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, Nvml};
 use glake_runtime::config::{Config, DeviceChoice, Environment};
@@ -87,7 +86,11 @@ Workers with a command are started by the agent, and run on without it:
   glake stop W ends one: SIGTERM, after 10 s SIGKILL; it stays so until
   glake start W.
 
-Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join
+Signals:      SIGHUP, also that of a closed terminal, reads NODE.toml again:
+              [node], priorities and the like apply at once, new workers start,
+              a changed command at its next start; missing workers run on. A
+              file with a mistake changes nothing, and the log says why.
+              SIGTERM and SIGINT end it; workers keep what they have, and join
               the next one, which starts none of them again; those that are
               checkpointed are restored before, as far as there is room, for 20
               s at most. To end the workers too: glake stop W, before
@@ -104,20 +107,11 @@ pub(super) fn run(
     environment: &Environment,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let file = match &arguments.file {
-        Some(path) => {
-            let text = fs::read_to_string(path);
-            let text = text.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
-            NodeFile::parse(&text)
-                .map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?
-        }
+    let path = arguments.file.as_ref().map(std::path::absolute).transpose().map_err(Failure::usage)?;
+    let file = match &path {
+        Some(path) => read_file(path).map_err(Failure::usage)?,
         None => NodeFile::parse("").map_err(Failure::usage)?,
     };
-    if file.node.budget.is_some() && !file.workers.is_empty() {
-        let fits = file.check_fit();
-        let path = arguments.file.clone().unwrap_or_default();
-        fits.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
-    }
     // The file may have been one of these; what asks for the GPUs' memory opens more.
     close_inherited();
     let default = || default_path(runtime_dir(environment)).map_err(Failure::usage);
@@ -131,7 +125,7 @@ pub(super) fn run(
         }
     };
     let launcher = Launcher { logs, environment: device(config) };
-    let options = Options { file, socket, meter: meter(config)?, driver: driver(config), launcher };
+    let options = Options { file, path, socket, meter: meter(config)?, driver: driver(config), launcher };
     if arguments.check {
         if options.file.node.checkpoint_after().is_some() {
             checkpoint::driver(config).map_err(|failure| failure.about("[node] checkpoint_after_s"))?;

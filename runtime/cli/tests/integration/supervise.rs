@@ -76,11 +76,12 @@ impl Agent {
 
     fn serve(folder: &Path) -> Child {
         let mut command = command(folder, &["serve", folder.join("node.toml").to_str().unwrap()]);
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
-        let logs = folder.join("state/glake");
-        assert!(said.contains(&format!("; logs of workers in {};", logs.display())), "{said}");
+        let mut child = command.env("GLAKE_LOG", "info").stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.as_mut().unwrap()).lines().map_while(Result::ok);
+        let said = lines.into_iter().find(|line| line.contains("serving")).unwrap_or_default();
+        let logs = format!("; logs of workers in {};", folder.join("state/glake").display());
+        let has_workers = std::fs::read_to_string(folder.join("node.toml")).unwrap().contains("command");
+        assert!(said.contains("serving") && said.contains(&logs) == has_workers, "{said}");
         child
     }
 
@@ -145,6 +146,20 @@ fn a_worker_of_the_file_joins_by_its_name_and_outlives_the_agent() {
     let log = std::fs::read_to_string(agent.folder.path().join("state/glake/chat.log")).unwrap();
     assert_eq!(log.matches("\nserves\n").count(), 2, "{log}");
     agent.ask(&["stop", "chat"]);
+}
+
+/// The terminal's end is a SIGHUP, and no message can be written from then on.
+#[test]
+fn a_closed_terminal_ends_neither_the_agent_nor_its_workers() {
+    let mut agent = Agent::start("");
+    drop(agent.child.stderr.take());
+    let path = agent.folder.path().join("node.toml");
+    std::fs::write(&path, "[[worker]]\nname = \"w\"\ncommand = [\"sleep\", \"300\"]\n").unwrap();
+    let pid = rustix::process::Pid::from_child(&agent.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    // The agent has logged what changed.
+    agent.until("w", |row| row["state"] == "starting");
+    assert!(agent.ask(&["stop", "w"]).status.success());
 }
 
 /// The worker's own shrink puts more into host memory than the agent's file allows all workers.
