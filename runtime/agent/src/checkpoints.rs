@@ -23,7 +23,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::daemon::Daemon;
-use crate::listener::start_of;
+use crate::listener::{beside, start_of};
 use crate::roster::activity_of;
 use crate::{Agent, DriverAction, DriverRequest};
 
@@ -102,7 +102,7 @@ impl CheckpointRunner {
     }
 
     fn lock_of(&self, peer: Peer) -> PathBuf {
-        self.socket.with_extension(format!("driver-{}-{}", peer.pid, peer.start))
+        beside(&self.socket, &format!("driver-{}-{}", peer.pid, peer.start))
     }
 
     /// Locks the file that a command gets as standard input and holds as long as it lives.

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::daemon::{Daemon, dead};
 use crate::host::epoch;
 use crate::launch::{Family, LaunchError, Launcher, StartRecord, Starts};
-use crate::listener::{has_ended, start_of};
+use crate::listener::{beside, has_ended, start_of};
 use crate::supervisor::{Act, GRACE, Progress, Supervisor, View};
 use crate::{Agent, Identity, logs};
 
@@ -63,7 +63,7 @@ impl Children {
     pub(crate) fn new(file: &NodeFile, launcher: &Launcher, socket: PathBuf, limit: Option<Rlimit>) -> Self {
         Children {
             supervisor: RefCell::new(Supervisor::new(file)),
-            starts: RefCell::new(Starts::read(socket.with_extension("starts"))),
+            starts: RefCell::new(Starts::read(beside(&socket, "starts"))),
             launcher: launcher.clone(),
             socket,
             families: RefCell::default(),

@@ -147,7 +147,7 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
     }
     // The agent died between a start and the record of its process.
     node.agent.kill();
-    let starts = node.folder.path().join("glake/agent.starts");
+    let starts = node.folder.path().join("glake/agent.sock.starts");
     let text = std::fs::read_to_string(&starts).unwrap();
     let cut = |text: &str| {
         let mut written: serde_json::Value = serde_json::from_str(text).unwrap();
@@ -157,7 +157,7 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
     };
     assert_ne!(cut(&text), text);
     std::fs::write(&starts, cut(&text)).unwrap();
-    std::fs::remove_file(node.folder.path().join("glake/agent.journal")).unwrap();
+    std::fs::remove_file(node.folder.path().join("glake/agent.sock.journal")).unwrap();
     node.restart();
     assert_eq!(joined(&node, &["a", "b"]), pids);
     for name in ["a", "b"] {
@@ -176,7 +176,7 @@ fn a_reused_process_number_is_not_the_old_process() {
         "{{\"started\":[{{\"name\":\"a\",\"mark\":\"1-1\",\"peer\":{{\"pid\":{},\"start\":1}}}}],\"stopped\":[]}}",
         std::process::id()
     );
-    std::fs::write(node.folder.path().join("glake/agent.starts"), started).unwrap();
+    std::fs::write(node.folder.path().join("glake/agent.sock.starts"), started).unwrap();
     node.restart();
     let again = node.until("it is started", |rows| has_joined(rows, "a") && rows[0].pid != pids[0]);
     assert_ne!(again[0].pid, std::process::id());
