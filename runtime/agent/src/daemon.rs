@@ -60,6 +60,8 @@ pub struct Options {
     pub driver: DriverCommand,
     /// Settings for starting the workers of the file.
     pub launcher: Launcher,
+    /// Whether the workers that the agent started end with it.
+    pub stops_workers: bool,
 }
 
 impl fmt::Debug for Options {
@@ -216,6 +218,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
             tokio::select! {
                 _ = end.recv() => break,
                 _ = interrupt.recv() => break,
+                () = daemon.ended.notified() => break,
                 _ = hangup.recv() => {
                     let since = NotifyState::monotonic_usec_now().ok();
                     let _ = sd_notify::notify(&[NotifyState::Reloading].into_iter().chain(since).collect::<Vec<_>>());
@@ -226,6 +229,11 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         daemon.stop_starting();
+        if options.stops_workers
+            && let Err(error) = daemon.stop_all().await
+        {
+            tracing::warn!(target: "glake::agent", %error, "the agent ends before its workers");
+        }
         daemon.restore_all().await;
         Ok(())
     });
@@ -255,6 +263,8 @@ pub(crate) struct Daemon {
     told: Notify,
     /// Signals a possible change to waiting operators.
     changed: Notify,
+    /// Signals the end of the agent.
+    ended: Notify,
     greetings: Cell<usize>,
     /// Processes whose death is awaited.
     watched: RefCell<HashSet<Peer>>,
@@ -285,6 +295,7 @@ impl Daemon {
             links: RefCell::default(),
             told: Notify::new(),
             changed: Notify::new(),
+            ended: Notify::new(),
             greetings: Cell::new(0),
             watched: RefCell::default(),
             is_journal_lost: Cell::new(false),
@@ -354,6 +365,11 @@ impl Daemon {
     /// Wakes the deciding task, because a deadline may be earlier now.
     pub(crate) fn wake(&self) {
         self.told.notify_one();
+    }
+
+    /// Ends the agent.
+    pub(crate) fn end(&self) {
+        self.ended.notify_one();
     }
 
     /// Notifies waiting operators of a possible change.

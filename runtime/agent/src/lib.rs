@@ -48,3 +48,4 @@ pub use launch::{LaunchError, Launcher};
 pub use listener::{ListenError, check_folder, private_folder};
 pub use metrics::METRICS;
 pub use roster::Refusal;
+pub use supervise::{StopError, stop_started};

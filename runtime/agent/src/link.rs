@@ -3,6 +3,7 @@
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use glake_arbiter::WorkerId;
 use glake_wire::{
@@ -11,6 +12,7 @@ use glake_wire::{
 };
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 
 use crate::agent::ConnectionError;
 use crate::daemon::{Daemon, Link};
@@ -255,12 +257,23 @@ fn is_for_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+/// Timeout of the agent's last answer, to a client that does not read.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// Maximum size of a text in one frame.
 const PART: usize = 16 << 10;
 
 /// Answers a request completely.
 pub(crate) async fn answer(daemon: &Rc<Daemon>, ask: Ask, connection: &mut Connection) -> io::Result<()> {
+    let is_last = ask == Ask::StopAll;
     let answers = match ask {
+        Ask::StopAll => {
+            // Goes on without the client.
+            let stopped = daemon.stop_all().await;
+            match stopped {
+                Ok(()) => whole(daemon.ask(Agent::rows).into_iter().map(Answer::Row)),
+                Err(why) => vec![Answer::Error { why }],
+            }
+        }
         Ask::Ps => {
             daemon.look();
             let mut rows = daemon.ask(Agent::rows);
@@ -303,11 +316,18 @@ pub(crate) async fn answer(daemon: &Rc<Daemon>, ask: Ask, connection: &mut Conne
             vec![told(done)]
         }
     };
-    for answer in answers {
-        let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
-        connection.say(bytes).await?;
+    let said = async {
+        for answer in answers {
+            let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
+            connection.say(bytes).await?;
+        }
+        Ok(())
+    };
+    let said = if is_last { timeout(LAST_ANSWER, said).await.unwrap_or(Ok(())) } else { said.await };
+    if is_last {
+        daemon.end();
     }
-    Ok(())
+    said
 }
 
 fn whole(answers: impl Iterator<Item = Answer>) -> Vec<Answer> {

@@ -81,7 +81,8 @@ impl Listener {
         Ok(Listener { socket, path, _lock: lock, is_own: false })
     }
 
-    fn lock(path: &Path) -> Result<File, ListenError> {
+    /// Takes the lock of a socket's agent, and creates its folder if necessary.
+    pub(crate) fn lock(path: &Path) -> Result<File, ListenError> {
         let folder = match path.parent() {
             Some(folder) if path.is_absolute() => folder,
             _ => return Err(ListenError::Relative(path.to_owned())),

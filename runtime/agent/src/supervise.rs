@@ -3,9 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::pending;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,20 +19,23 @@ use rustix::process::{Rlimit, Signal, geteuid};
 use tokio::process::Child;
 use tokio::sync::Notify;
 use tokio::task::{spawn_blocking, spawn_local};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::daemon::{Daemon, dead};
 use crate::host::epoch;
 use crate::launch::{Family, LaunchError, Launcher, StartRecord, Starts};
-use crate::listener::{beside, has_ended, start_of};
+use crate::listener::{Listener, beside, has_ended, start_of};
 use crate::supervisor::{Act, GRACE, Progress, Supervisor, View};
-use crate::{Agent, Identity, logs};
+use crate::{Agent, Identity, ListenError, logs};
 
 /// Poll interval for a process without a pidfd.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Interval between two looks at the logs while one of them grows, and the longest interval.
 const LOG_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// Timeout of the end of all workers, some time after the kill.
+const LONGEST_STOP: Duration = Duration::from_secs(30);
 
 /// State of the started processes.
 #[derive(Debug)]
@@ -309,6 +313,26 @@ impl Daemon {
         self.tell_supervisor(|supervisor, _| supervisor.end());
     }
 
+    /// Stops all started workers, and waits until their processes have ended.
+    ///
+    /// # Errors
+    /// The workers with processes that do not end after a kill.
+    pub(crate) async fn stop_all(self: &Rc<Self>) -> Result<(), String> {
+        let acts = self.tell_supervisor(|supervisor, now| supervisor.end_all(now));
+        acts.into_iter().for_each(|act| self.act(act));
+        let all = async {
+            loop {
+                let change = self.change();
+                if self.children.supervisor.borrow().up().is_empty() {
+                    return;
+                }
+                change.await;
+            }
+        };
+        let ended = timeout(LONGEST_STOP, all).await;
+        ended.map_err(|_| stuck(&self.children.supervisor.borrow().up()))
+    }
+
     fn note_stopped(&self) {
         let stopped = self.children.supervisor.borrow().stopped();
         self.children.starts.borrow_mut().set_stopped(stopped);
@@ -369,6 +393,66 @@ impl Daemon {
     pub(crate) fn is_startable(&self, name: &str) -> bool {
         self.children.supervisor.borrow().has(name) && self.ask(|agent: &Agent| agent.find(name)).is_err()
     }
+}
+
+/// Stops the workers that a dead agent of a socket has started, and waits until their processes have ended. Returns their names.
+///
+/// # Errors
+/// An agent serves the socket, or processes do not end after a kill.
+pub fn stop_started(socket: &Path) -> Result<Vec<String>, StopError> {
+    let record = beside(socket, "starts");
+    if !record.exists() {
+        return Ok(Vec::new());
+    }
+    // No agent may start them again meanwhile.
+    let _lock = Listener::lock(socket)?;
+    let mut starts = Starts::read(record);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let ended = runtime.block_on(async {
+        let mut stopped = Vec::new();
+        for StartRecord { name, mark, peer } in starts.started() {
+            let alive = peer.filter(|peer| Identity::journalled(*peer, geteuid().as_raw()).is_some());
+            // The process group may belong to other processes by now.
+            let family = Family { mark: mark.clone(), group: alive.map(|peer| peer.pid) };
+            if !family.signal(Signal::TERM).is_empty() {
+                stopped.push((name.clone(), family));
+            }
+        }
+        let mut names = Vec::new();
+        // All have got their signal, and end side by side.
+        let until = Instant::now() + LONGEST_STOP;
+        for (name, family) in stopped {
+            timeout_at(until, end(&name, family))
+                .await
+                .map_err(|_| StopError::Stuck(stuck(&[name.clone()])))?;
+            names.push(name);
+        }
+        Ok(names)
+    });
+    let names: Vec<String> = starts.started().iter().map(|start| start.name.clone()).collect();
+    if ended.is_ok() {
+        names.iter().for_each(|name| starts.remove(name));
+    }
+    ended
+}
+
+/// Reason why workers of a dead agent were not stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StopError {
+    /// The socket is served, or its folder is unusable.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Processes do not end.
+    #[error("{0}")]
+    Stuck(String),
+    /// The operating system's error.
+    #[error("workers cannot be stopped: {0}")]
+    Os(#[from] io::Error),
+}
+
+fn stuck(names: &[String]) -> String {
+    format!("processes of {} do not end after a kill: the driver may hang", names.join(", "))
 }
 
 /// Returns the differences of two files, each as a sentence with the names of its workers.

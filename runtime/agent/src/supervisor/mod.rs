@@ -244,6 +244,28 @@ impl Supervisor {
         self.is_over = true;
     }
 
+    /// Ends all starts and stops all workers, which the next agent starts again. Returns the actions to carry out.
+    pub(crate) fn end_all(&mut self, now: Duration) -> Vec<Act> {
+        self.end();
+        let mut acts = Vec::new();
+        for worker in &mut self.workers {
+            worker.is_wanted = false;
+            if let Phase::Up(up) = &mut worker.phase
+                && up.kill_at.is_none()
+            {
+                up.kill_at = Some(now + GRACE);
+                acts.push(Act::Terminate { name: worker.name.clone() });
+            }
+        }
+        acts
+    }
+
+    /// Returns the workers with processes.
+    pub(crate) fn up(&self) -> Vec<String> {
+        let up = self.workers.iter().filter(|worker| !matches!(worker.phase, Phase::Down { .. }));
+        up.map(|worker| worker.name.clone()).collect()
+    }
+
     /// Requests a worker immediately, regardless of its back-off.
     pub(crate) fn ask(&mut self, name: &str, now: Duration) -> Result<(), String> {
         if self.others.contains(name) {

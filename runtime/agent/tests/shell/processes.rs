@@ -35,7 +35,15 @@ fn agent() {
     let limit = limit.map_or(DriverCommand::LIMIT, Duration::from_millis);
     let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new(), limit };
     let launcher = Launcher { logs: folder.join("logs"), ..Launcher::default() };
-    let options = Options { file, path: Some(path), socket: socket(&folder), meter, driver, launcher };
+    let options = Options {
+        file,
+        path: Some(path),
+        socket: socket(&folder),
+        meter,
+        driver,
+        launcher,
+        stops_workers: folder.join("stops").exists(),
+    };
     let thread = std::fs::read_link("/proc/thread-self").unwrap();
     serve(&options, |_| println!("\nserving {}", thread.file_name().unwrap().to_str().unwrap())).unwrap();
     println!("\nended");

@@ -102,6 +102,47 @@ fn the_log_of_a_running_worker_is_bounded() {
 }
 
 #[test]
+fn all_workers_are_stopped_with_the_agent_and_after_its_death() {
+    let slow = "trap 'echo ends; exit' TERM; while :; do sleep 0.05; done";
+    let mut node =
+        node(&[worker("a", ""), script("slow", slow).replace("[[worker]]", "[[worker]]\ngpus = [1]")]);
+    let both = |node: &Node| {
+        let is_up =
+            |rows: &[WorkerRow]| has_joined(rows, "a") && row(rows, "slow").is_some_and(|row| row.pid != 0);
+        let rows = node.until("both run", is_up);
+        ["a", "slow"].map(|name| row(&rows, name).unwrap().pid)
+    };
+    // With the agent, which answers what goes on.
+    let by_hand = node.joined("by-hand 1GiB");
+    let pids = both(&node);
+    let answers = node.ask(Ask::StopAll).unwrap();
+    let left: Vec<u32> = answers
+        .iter()
+        .filter_map(|row| if let glake_wire::Answer::Row(row) = row { Some(row.pid) } else { None })
+        .collect();
+    assert_eq!(left, [by_hand.child.id()]);
+    assert!(pids.iter().all(|pid| !lives(*pid)) && lives(by_hand.child.id()));
+    node.agent.hear("ended").unwrap();
+    assert!(said(&node, "slow").ends_with("ends\n"));
+    // They start again with the next agent, and end after its death.
+    node.restart();
+    let pids = both(&node);
+    node.agent.kill();
+    let socket = crate::processes::socket(node.folder.path());
+    assert_eq!(glake_agent::stop_started(&socket).unwrap(), ["a", "slow"]);
+    assert!(pids.iter().all(|pid| !lives(*pid)));
+    assert_eq!(glake_agent::stop_started(&socket).unwrap(), [""; 0]);
+    // With an agent that is told so at its start.
+    std::fs::write(node.folder.path().join("stops"), "").unwrap();
+    node.restart();
+    let pids = both(&node);
+    assert!(matches!(glake_agent::stop_started(&socket), Err(glake_agent::StopError::Listen(_))));
+    node.agent.signal(Signal::TERM);
+    node.agent.hear("ended").unwrap();
+    assert!(pids.iter().all(|pid| !lives(*pid)));
+}
+
+#[test]
 fn a_hangup_reads_the_file_again() {
     let node = node(&[]);
     let write = |text: &str| {

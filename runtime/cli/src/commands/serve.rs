@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use glake_agent::{DriverCommand, Launcher, Options, ServeError, close_inherited, read_file};
 use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, Nvml};
@@ -36,9 +36,22 @@ pub struct ServeArguments {
     /// own]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
+    /// What happens to the workers that it has started when the agent ends by a signal [default: keep; as process 1, whose end is theirs:
+    /// stop]
+    #[arg(long, value_name = "WHAT", value_enum)]
+    at_exit: Option<AtExit>,
     /// Say whether the file, its commands, the GPUs and the socket's folder are in order, and end
     #[arg(long)]
     check: bool,
+}
+
+/// Fate of started workers at the end of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AtExit {
+    /// They go on, and join the next agent
+    Keep,
+    /// SIGTERM, after 10 s SIGKILL
+    Stop,
 }
 
 const EXAMPLES: &str = "\
@@ -93,7 +106,8 @@ Signals:      SIGHUP, also that of a closed terminal, reads NODE.toml again:
               SIGTERM and SIGINT end it; workers keep what they have, and join
               the next one, which starts none of them again; those that are
               checkpointed are restored before, as far as there is room, for 20
-              s at most. To end the workers too: glake stop W, before
+              s at most. To end the workers too: --at-exit stop, or glake stop
+              --all, before or after
 systemd:      Type=notify; with a .socket unit, connections wait while it
               restarts; KillMode=process, or the workers end with it";
 
@@ -125,7 +139,10 @@ pub(super) fn run(
         }
     };
     let launcher = Launcher { logs, environment: device(config) };
-    let options = Options { file, path, socket, meter: meter(config)?, driver: driver(config), launcher };
+    let keeps = if std::process::id() == 1 { AtExit::Stop } else { AtExit::Keep };
+    let stops_workers = arguments.at_exit.unwrap_or(keeps) == AtExit::Stop;
+    let (meter, driver) = (meter(config)?, driver(config));
+    let options = Options { file, path, socket, meter, driver, launcher, stops_workers };
     if arguments.check {
         if options.file.node.checkpoint_after().is_some() {
             checkpoint::driver(config).map_err(|failure| failure.about("[node] checkpoint_after_s"))?;

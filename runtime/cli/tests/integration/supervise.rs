@@ -159,7 +159,22 @@ fn a_closed_terminal_ends_neither_the_agent_nor_its_workers() {
     rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
     // The agent has logged what changed.
     agent.until("w", |row| row["state"] == "starting");
-    assert!(agent.ask(&["stop", "w"]).status.success());
+    // The agent ends, and its worker does not; it can be ended afterwards.
+    let worker = agent.row("w")["pid"].as_i64().unwrap();
+    agent.child.kill().unwrap();
+    agent.child.wait().unwrap();
+    let status = || std::fs::read_to_string(format!("/proc/{worker}/stat")).unwrap_or_default();
+    let lives = || !status().is_empty() && !status().contains(") Z ");
+    assert!(lives());
+    let stopped = agent.ask(&["stop", "--all"]);
+    assert!(stopped.status.success() && stopped.stdout == b"w: stopped\n", "{stopped:?}");
+    assert!(!lives());
+    let error = String::from_utf8(agent.ask(&["stop", "--all"]).stderr).unwrap();
+    assert!(error.contains("and none has left workers behind there"), "{error}");
+    agent.child = Agent::serve(agent.folder.path());
+    let stopped = agent.ask(&["stop", "--all"]);
+    assert_eq!(String::from_utf8(stopped.stdout).unwrap(), "the agent and its workers: stopped\n");
+    assert!(agent.child.wait().unwrap().success());
 }
 
 /// The worker's own shrink puts more into host memory than the agent's file allows all workers.
