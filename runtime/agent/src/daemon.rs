@@ -19,14 +19,14 @@ use rustix::process::Rlimit;
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{ConnectionError, PageReading};
 use crate::checkpoints::CheckpointRunner;
-use crate::host::{epoch, is_stopped, raise_descriptors};
+use crate::host::{OwnChildren, adopts_orphans, epoch, is_stopped, raise_descriptors, reap_orphans};
 use crate::journal::{Journal, JournalRecord};
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
@@ -209,6 +209,9 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
         spawn_local(daemon.clone().accept(socket));
         spawn_local(daemon.clone().drive());
         daemon.begin_supervision();
+        if adopts_orphans() {
+            spawn_local(daemon.clone().reap(signal(SignalKind::child())?));
+        }
         if options.file.node.checkpoint_after().is_some() {
             spawn_local(daemon.clone().probe_driver());
         }
@@ -274,6 +277,7 @@ pub(crate) struct Daemon {
     pub(crate) driver_requests: RefCell<Vec<DriverRequest>>,
     pub(crate) driver_requested: Notify,
     pub(crate) children: Children,
+    pub(crate) own: OwnChildren,
 }
 
 /// Connection of a worker.
@@ -286,6 +290,7 @@ pub(crate) struct Link {
 
 impl Daemon {
     fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, limit: Rlimit) -> Daemon {
+        let own = OwnChildren::default();
         Daemon {
             children: Children::new(&options.file, &options.launcher, listener.path.clone(), Some(limit)),
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
@@ -299,9 +304,10 @@ impl Daemon {
             greetings: Cell::new(0),
             watched: RefCell::default(),
             is_journal_lost: Cell::new(false),
-            runner: CheckpointRunner::new(options.driver.clone(), listener.path.clone()),
+            runner: CheckpointRunner::new(options.driver.clone(), listener.path.clone(), own.clone()),
             driver_requests: RefCell::default(),
             driver_requested: Notify::new(),
+            own,
         }
     }
 
@@ -533,6 +539,16 @@ impl Daemon {
             }
             if waiting || deadline.is_some_and(|at| at <= now) {
                 self.tell_quietly(|agent, now| agent.tick(now));
+            }
+        }
+    }
+
+    /// Reaps adopted processes whenever a child ends.
+    async fn reap(self: Rc<Self>, mut ended: Signal) {
+        loop {
+            reap_orphans(&self.own);
+            if ended.recv().await.is_none() {
+                return;
             }
         }
     }

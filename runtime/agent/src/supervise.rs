@@ -267,6 +267,7 @@ impl Daemon {
             starts.borrow_mut().remove(name);
         })?;
         let pid = child.id().unwrap_or_default();
+        self.own.borrow_mut().insert(pid);
         start.peer = start_of(pid).map(|start| Peer { pid, start });
         if let Err(error) = starts.borrow_mut().put(start) {
             // The process is found by the number of its start.
@@ -281,10 +282,15 @@ impl Daemon {
     /// Waits for a worker's end, then ends its remaining processes, whose GPU memory the next start needs.
     async fn attend(self: Rc<Self>, name: String, family: Family, watch: Watch) {
         let how = match watch {
-            Watch::Child(mut child) => match child.wait().await {
-                Ok(status) => told(status),
-                Err(error) => format!("how it ended is not known: {error}"),
-            },
+            Watch::Child(mut child) => {
+                let pid = child.id().unwrap_or_default();
+                let ended = child.wait().await;
+                self.own.borrow_mut().remove(&pid);
+                match ended {
+                    Ok(status) => told(status),
+                    Err(error) => format!("how it ended is not known: {error}"),
+                }
+            }
             Watch::Process(peer, pidfd) => {
                 let is_watched = match pidfd {
                     Some(pidfd) => dead(pidfd).await.is_ok(),

@@ -27,6 +27,10 @@ const TOTAL: Bytes = Bytes::gib(80);
 fn agent() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     close_inherited();
+    if folder.join("subreaper").exists() {
+        // As process 1 of a container.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    }
     let path = folder.join("node.toml");
     let file = NodeFile::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));

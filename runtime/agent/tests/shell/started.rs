@@ -142,6 +142,32 @@ fn all_workers_are_stopped_with_the_agent_and_after_its_death() {
     assert!(pids.iter().all(|pid| !lives(*pid)));
 }
 
+/// As process 1 of a container, the agent is the parent of all orphans.
+#[test]
+fn orphans_are_reaped_and_exit_codes_kept() {
+    // The child of a subshell loses its parent, and ends.
+    let orphans = "for n in 1 2 3; do (sleep 0.2 & echo left $!); done; sleep 0.4; exit 3";
+    let mut node = node(&[script("leaves", orphans)]);
+    std::fs::write(node.folder.path().join("subreaper"), "").unwrap();
+    node.agent.kill();
+    std::fs::remove_file(log(&node, "leaves")).unwrap_or_default();
+    node.restart();
+    let told = |rows: &[WorkerRow]| row(rows, "leaves").and_then(|row| row.note.clone()).unwrap_or_default();
+    let mut agent = node.agent.child.id().to_string();
+    agent.insert_str(0, "PPid:\t");
+    let zombies = || {
+        let entries = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("status"));
+        let statuses = entries.filter_map(|path| std::fs::read_to_string(path).ok());
+        statuses
+            .filter(|status| status.contains("State:\tZ") && status.lines().any(|line| line == agent))
+            .count()
+    };
+    node.until("its exit code is known", |rows| told(rows).starts_with("exit 3"));
+    node.until("its orphans are reaped", |_| {
+        said(&node, "leaves").matches("left").count() >= 3 && zombies() == 0
+    });
+}
+
 #[test]
 fn a_hangup_reads_the_file_again() {
     let node = node(&[]);
