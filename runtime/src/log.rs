@@ -21,6 +21,7 @@ pub fn start(filter: &str) -> Result<(), LogError> {
     let filter =
         EnvFilter::try_new(filter).map_err(|source| LogError { filter: filter.to_owned(), source })?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    let _ = log.with_ansi(io::stderr().is_terminal()).try_init();
+    // A report of a failed write would panic, since it goes to the same closed terminal or pipe.
+    let _ = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false).try_init();
     Ok(())
 }

@@ -106,8 +106,8 @@ class Server:
             text.append(f"command = {json.dumps([sys.executable, str(HERE / 'starts.py'), '--worker', name])}\n")
         (folder / "node.toml").write_text("".join(text))
         self.log = open(folder / "agent.log", "w")
-        self.agent = subprocess.Popen([self.command, "serve", str(folder / "node.toml"), "--socket", str(self.socket)],
-                                      env=self.env, stderr=self.log, stdin=subprocess.DEVNULL)
+        self.agent = subprocess.Popen([self.command, "serve", str(folder / "node.toml"), "--socket", str(self.socket),
+                                       "--logs", str(folder / "logs")], env=self.env, stderr=self.log, stdin=subprocess.DEVNULL)
         end = time.monotonic() + 30
         while "serving" not in (folder / "agent.log").read_text():
             if self.agent.poll() is not None or time.monotonic() > end:
@@ -273,7 +273,7 @@ def main():
     finally:
         server.end()
         if failed:
-            for log in (folder / "agent.log", *(folder.glob("*.log")), *(folder.glob("agent.logs/*.log"))):
+            for log in (folder / "agent.log", *(folder.glob("*.log")), *(folder.glob("logs/*.log"))):
                 print(f"--- {log.name}", *log.read_text().splitlines()[-15:], sep="\n")
         shutil.rmtree(folder, ignore_errors=True)
     print(f"starts.py: {a.starts} starts, {failed} failed")

@@ -425,7 +425,7 @@ impl Node {
             let _ = writeln!(text, "explain: {answer:?}");
         }
         let mut logs = vec![self.path().join("agent.log")];
-        for folder in [self.path().to_owned(), self.path().join("agent.logs")] {
+        for folder in [self.path().to_owned(), self.path().join("logs")] {
             let entries = fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
             logs.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "log")));
         }
@@ -493,7 +493,11 @@ pub(crate) fn serve(folder: &Path) -> std::process::ExitCode {
     let path = folder.display();
     let device = format!("sim:{path}/gpu.toml@{path}/gpus");
     let words = ["glake", "--device", &device, "serve", &format!("{path}/node.toml"), "--socket"];
-    let words = words.into_iter().map(Into::into).chain([folder.join("agent.sock").into_os_string()]);
+    let words = words.into_iter().map(Into::into).chain([
+        folder.join("agent.sock").into_os_string(),
+        "--logs".into(),
+        folder.join("logs").into_os_string(),
+    ]);
     glake::commands::main(words, glake_runtime::config::Environment::of_process())
 }
 

@@ -34,6 +34,8 @@ pub struct Agent {
     pub(crate) roster: Roster,
     pub(crate) now: Duration,
     epoch: u64,
+    /// Memory of each GPU.
+    totals: Vec<Bytes>,
     /// Workers with messages to send.
     outbound: BTreeSet<WorkerId>,
     pub(crate) to_measure: BTreeSet<GpuId>,
@@ -43,6 +45,15 @@ pub struct Agent {
     pub(crate) entries: Vec<Entry>,
     pub(crate) requests: DriverRequests,
     pub(crate) counts: Counts,
+}
+
+/// Returns the arbiter's settings of a file.
+fn settings(file: &NodeFile) -> Settings {
+    let mut settings = Settings::default();
+    settings.link = file.node.link().unwrap_or(settings.link);
+    settings.checkpoint_after = file.node.checkpoint_after();
+    settings.host_budget = file.node.host_budget.unwrap_or(settings.host_budget);
+    settings
 }
 
 /// Reason for closing the connection of a joined worker.
@@ -81,15 +92,12 @@ pub struct PageReading {
 impl Agent {
     /// Creates an agent of these GPUs with their total memory, without workers.
     pub fn new(file: NodeFile, gpus: Vec<(String, Bytes)>, epoch: u64) -> Self {
-        let mut settings = Settings::default();
-        settings.link = file.node.link().unwrap_or(settings.link);
-        settings.checkpoint_after = file.node.checkpoint_after();
-        settings.host_budget = file.node.host_budget.unwrap_or(settings.host_budget);
         let mut agent = Agent {
-            arbiter: Arbiter::new(settings),
+            arbiter: Arbiter::new(settings(&file)),
             roster: Roster::new(file, gpus.iter().map(|(name, _)| name.clone()).collect()),
             now: Duration::ZERO,
             epoch,
+            totals: Vec::new(),
             outbound: BTreeSet::new(),
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
@@ -97,15 +105,40 @@ impl Agent {
             requests: DriverRequests::default(),
             counts: Counts::default(),
         };
-        for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
-            let node = &agent.roster.file().node;
+        agent.totals = gpus.into_iter().map(|(_, total)| total).collect();
+        agent.set_capacities();
+        agent
+    }
+
+    fn set_capacities(&mut self) {
+        for (gpu, total) in (0..).map(GpuId).zip(self.totals.clone()) {
+            let node = &self.roster.file().node;
             let budget = node.budget.unwrap_or(total).min(total);
             let reserve = node.reserve_of(budget);
             let (budget, total) = (budget.saturating_sub(reserve), total.saturating_sub(reserve));
-            agent.step(Event::Capacity { gpu, budget, total });
-            agent.to_measure.insert(gpu);
+            self.step(Event::Capacity { gpu, budget, total });
+            self.to_measure.insert(gpu);
         }
-        agent
+    }
+
+    /// Replaces the file that describes the server and its workers. All of `[node]` and the scheduling attributes of joined workers apply
+    /// at once.
+    pub(crate) fn set_file(&mut self, file: NodeFile, now: Duration) {
+        self.now = now;
+        self.arbiter.set_settings(settings(&file));
+        let workers = self.roster.workers().map(|(id, worker)| (id, worker.who, worker.name.clone()));
+        let workers: Vec<_> = workers.map(|known| (self.roster.accounts(known.0), known)).collect();
+        self.roster.set_file(file);
+        for (before, (id, who, name)) in workers {
+            let profile = self.roster.profile(who, &name);
+            self.arbiter.set_profile(id, profile);
+            // The floor of a worker without a measured one is the file's.
+            let accounts = self.roster.accounts(id);
+            if accounts != before {
+                self.step(Event::Changed { worker: id, accounts });
+            }
+        }
+        self.set_capacities();
     }
 
     /// Adds a living worker that the journal of the previous agent names.

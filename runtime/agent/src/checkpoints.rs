@@ -23,7 +23,8 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::daemon::Daemon;
-use crate::listener::start_of;
+use crate::host::OwnChildren;
+use crate::listener::{beside, start_of};
 use crate::roster::activity_of;
 use crate::{Agent, DriverAction, DriverRequest};
 
@@ -81,12 +82,13 @@ pub(crate) struct CheckpointRunner {
     socket: PathBuf,
     turns: std::cell::RefCell<std::collections::HashMap<Peer, Rc<Mutex<()>>>>,
     is_ending: std::cell::Cell<bool>,
+    own: OwnChildren,
 }
 
 impl CheckpointRunner {
-    pub(crate) fn new(command: DriverCommand, socket: PathBuf) -> Self {
+    pub(crate) fn new(command: DriverCommand, socket: PathBuf, own: OwnChildren) -> Self {
         let (turns, is_ending) = Default::default();
-        CheckpointRunner { command, socket, turns, is_ending }
+        CheckpointRunner { command, socket, turns, is_ending, own }
     }
 
     fn turn(&self, peer: Peer) -> Rc<Mutex<()>> {
@@ -102,7 +104,7 @@ impl CheckpointRunner {
     }
 
     fn lock_of(&self, peer: Peer) -> PathBuf {
-        self.socket.with_extension(format!("driver-{}-{}", peer.pid, peer.start))
+        beside(&self.socket, &format!("driver-{}-{}", peer.pid, peer.start))
     }
 
     /// Locks the file that a command gets as standard input and holds as long as it lives.
@@ -147,7 +149,9 @@ impl CheckpointRunner {
                 return (CommandResult::Untouched, format!("{program} cannot be started: {error}"));
             }
         };
-        let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let number = child.id().unwrap_or_default();
+        self.own.borrow_mut().insert(number);
+        let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
         let mut output = pin!(child.wait_with_output());
         let ended = match timeout(self.command.limit, &mut output).await {
             Ok(ended) => told(ended),
@@ -159,6 +163,7 @@ impl CheckpointRunner {
                 (CommandResult::Failed, format!("killed after {:?} {said}", self.command.limit))
             }
         };
+        self.own.borrow_mut().remove(&number);
         // No process holds the lock any more.
         let _ = std::fs::remove_file(self.lock_of(*peer));
         ended

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::pending;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,20 +19,20 @@ use rustix::process::Rlimit;
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{ConnectionError, PageReading};
 use crate::checkpoints::CheckpointRunner;
-use crate::host::{epoch, is_stopped, raise_descriptors};
+use crate::host::{OwnChildren, adopts_orphans, epoch, is_stopped, raise_descriptors, reap_orphans};
 use crate::journal::{Journal, JournalRecord};
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
 use crate::supervise::{self, Children};
 use crate::{
-    Agent, DriverCommand, DriverRequest, Identity, LaunchError, Launcher, ListenError, launch, link,
+    Agent, DriverCommand, DriverRequest, Identity, LaunchError, Launcher, ListenError, launch, link, logs,
 };
 
 /// Interval of reading pages while a worker waits for others' memory.
@@ -50,6 +50,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 pub struct Options {
     /// Description of the server and its workers.
     pub file: NodeFile,
+    /// Path of the file, which SIGHUP reads again; `None` without one.
+    pub path: Option<PathBuf>,
     /// Path of the agent's socket.
     pub socket: PathBuf,
     /// Meter of the GPUs' memory.
@@ -58,6 +60,8 @@ pub struct Options {
     pub driver: DriverCommand,
     /// Settings for starting the workers of the file.
     pub launcher: Launcher,
+    /// Whether the workers that the agent started end with it.
+    pub stops_workers: bool,
 }
 
 impl fmt::Debug for Options {
@@ -110,15 +114,41 @@ impl Options {
         let mut gpus = Vec::new();
         for gpu in self.meter.gpus() {
             let total = self.meter.read(&gpu)?.total;
-            if let Some(budget) = self.file.node.budget.filter(|budget| *budget > total) {
-                return Err(ServeError::Budget { budget, gpu, total });
-            }
             gpus.push((gpu, total));
         }
-        if supervise::started(&self.file).next().is_some() {
-            self.launcher.check_logs(&self.socket)?;
-        }
+        self.check_file(&self.file, &gpus)?;
         if gpus.is_empty() { Err(ServeError::NoGpu) } else { Ok(gpus) }
+    }
+
+    /// Checks that a file can be served on these GPUs.
+    fn check_file(&self, file: &NodeFile, gpus: &[(String, Bytes)]) -> Result<(), ServeError> {
+        for (gpu, total) in gpus {
+            if let Some(budget) = file.node.budget.filter(|budget| budget > total) {
+                return Err(ServeError::Budget { budget, gpu: gpu.clone(), total: *total });
+            }
+        }
+        match supervise::started(file).next() {
+            Some(_) => Ok(logs::check_folder(&self.launcher.logs)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the file again for a running agent. An unusable file changes nothing.
+    fn reload(&self, daemon: &Rc<Daemon>, gpus: &[(String, Bytes)]) {
+        let Some(path) = &self.path else {
+            tracing::info!(target: "glake::agent", "SIGHUP: the agent was started without a file, and reads none again");
+            return;
+        };
+        let read = read_file(path).and_then(|file| {
+            self.check_file(&file, gpus).map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok(file)
+        });
+        match read {
+            Ok(file) => daemon.set_file(file),
+            Err(error) => {
+                tracing::warn!(target: "glake::agent", %error, "the file was read again and is refused: nothing has changed");
+            }
+        }
     }
 
     /// Checks that the programs of the workers exist. An agent starts without them too, because they may appear later.
@@ -130,16 +160,30 @@ impl Options {
     }
 
     /// Returns the number of workers that the agent starts, and the folder of their logs.
-    pub fn started(&self) -> (usize, PathBuf) {
-        (supervise::started(&self.file).count(), self.launcher.folder(&self.socket))
+    pub fn started(&self) -> (usize, &Path) {
+        (supervise::started(&self.file).count(), &self.launcher.logs)
     }
 }
 
-/// Serves until SIGTERM or SIGINT. Calls `ready` with the socket once workers can connect.
+/// Reads and checks a file that describes a server and its workers.
+///
+/// # Errors
+/// What is wrong, with the path.
+pub fn read_file(path: &Path) -> Result<NodeFile, String> {
+    let wrong = |error: &dyn fmt::Display| format!("{}: {error}", path.display());
+    let file = NodeFile::parse(&std::fs::read_to_string(path).map_err(|error| wrong(&error))?);
+    let file = file.map_err(|error| wrong(&error))?;
+    if file.node.budget.is_some() && !file.workers.is_empty() {
+        file.check_fit().map_err(|error| wrong(&error))?;
+    }
+    Ok(file)
+}
+
+/// Serves until SIGTERM or SIGINT. SIGHUP, also that of a closed terminal, reads the file again. Calls `ready` with the socket once workers can connect.
 ///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<(), ServeError> {
+pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeError> {
     let gpus = options.check()?;
     // The GPU may be there again later, and the other workers are served meanwhile.
     if let Err(error) = options.file.check_server(&gpus, Bytes::ZERO) {
@@ -155,7 +199,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
     let over = LocalSet::new().block_on(&runtime, async {
         listener.socket.set_nonblocking(true)?;
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
-        let daemon = Rc::new(Daemon::new(options, gpus, &listener, limit));
+        let daemon = Rc::new(Daemon::new(options, gpus.clone(), &listener, limit));
         daemon.expect(&Journal::read(&listener.journal()));
         daemon.adopt();
         // Before the first grant.
@@ -164,23 +208,39 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
             daemon.measured(gpu, begun, read.map_err(|error| error.to_string()), &BTreeMap::new());
         }
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut hangup = signal(SignalKind::hangup())?;
         spawn_local(daemon.clone().decide());
         spawn_local(daemon.clone().accept(socket));
         spawn_local(daemon.clone().drive());
-        if supervise::started(&options.file).next().is_some() {
-            spawn_local(daemon.clone().supervise());
+        daemon.begin_supervision();
+        if adopts_orphans() {
+            spawn_local(daemon.clone().reap(signal(SignalKind::child())?));
         }
         if options.file.node.checkpoint_after().is_some() {
             spawn_local(daemon.clone().probe_driver());
         }
         ready(&listener.path);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
-        tokio::select! {
-            _ = end.recv() => {}
-            _ = interrupt.recv() => {}
+        loop {
+            tokio::select! {
+                _ = end.recv() => break,
+                _ = interrupt.recv() => break,
+                () = daemon.ended.notified() => break,
+                _ = hangup.recv() => {
+                    let since = NotifyState::monotonic_usec_now().ok();
+                    let _ = sd_notify::notify(&[NotifyState::Reloading].into_iter().chain(since).collect::<Vec<_>>());
+                    options.reload(&daemon, &gpus);
+                    let _ = sd_notify::notify(&[NotifyState::Ready]);
+                }
+            }
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         daemon.stop_starting();
+        if options.stops_workers
+            && let Err(error) = daemon.stop_all().await
+        {
+            tracing::warn!(target: "glake::agent", %error, "the agent ends before its workers");
+        }
         daemon.restore_all().await;
         Ok(())
     });
@@ -210,6 +270,8 @@ pub(crate) struct Daemon {
     told: Notify,
     /// Signals a possible change to waiting operators.
     changed: Notify,
+    /// Signals the end of the agent.
+    ended: Notify,
     greetings: Cell<usize>,
     /// Processes whose death is awaited.
     watched: RefCell<HashSet<Peer>>,
@@ -219,6 +281,7 @@ pub(crate) struct Daemon {
     pub(crate) driver_requests: RefCell<Vec<DriverRequest>>,
     pub(crate) driver_requested: Notify,
     pub(crate) children: Children,
+    pub(crate) own: OwnChildren,
 }
 
 /// Connection of a worker.
@@ -231,6 +294,7 @@ pub(crate) struct Link {
 
 impl Daemon {
     fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, limit: Rlimit) -> Daemon {
+        let own = OwnChildren::default();
         Daemon {
             children: Children::new(&options.file, &options.launcher, listener.path.clone(), Some(limit)),
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
@@ -240,12 +304,14 @@ impl Daemon {
             links: RefCell::default(),
             told: Notify::new(),
             changed: Notify::new(),
+            ended: Notify::new(),
             greetings: Cell::new(0),
             watched: RefCell::default(),
             is_journal_lost: Cell::new(false),
-            runner: CheckpointRunner::new(options.driver.clone(), listener.path.clone()),
+            runner: CheckpointRunner::new(options.driver.clone(), listener.path.clone(), own.clone()),
             driver_requests: RefCell::default(),
             driver_requested: Notify::new(),
+            own,
         }
     }
 
@@ -309,6 +375,11 @@ impl Daemon {
     /// Wakes the deciding task, because a deadline may be earlier now.
     pub(crate) fn wake(&self) {
         self.told.notify_one();
+    }
+
+    /// Ends the agent.
+    pub(crate) fn end(&self) {
+        self.ended.notify_one();
     }
 
     /// Notifies waiting operators of a possible change.
@@ -472,6 +543,16 @@ impl Daemon {
             }
             if waiting || deadline.is_some_and(|at| at <= now) {
                 self.tell_quietly(|agent, now| agent.tick(now));
+            }
+        }
+    }
+
+    /// Reaps adopted processes whenever a child ends.
+    async fn reap(self: Rc<Self>, mut ended: Signal) {
+        loop {
+            reap_orphans(&self.own);
+            if ended.recv().await.is_none() {
+                return;
             }
         }
     }

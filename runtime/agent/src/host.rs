@@ -1,18 +1,43 @@
 //! Host system: process queries, inherited descriptors, and small private files that are written atomically.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::env;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::rc::Rc;
 
 use glake_meter::ProcessStat;
 use rustix::fs::OFlags;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions, child_subreaper, getrlimit, setrlimit, waitpid};
 
 /// Returns whether a process is stopped or blocked in the kernel, so that it cannot respond.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     ProcessStat::of(pid).is_ok_and(|process| process.is_stopped())
+}
+
+/// Processes that the agent has started and waits for itself.
+pub(crate) type OwnChildren = Rc<RefCell<HashSet<u32>>>;
+
+/// Returns whether processes without a parent become this process's children: it is process 1 of a container, or a child subreaper.
+pub(crate) fn adopts_orphans() -> bool {
+    std::process::id() == 1 || child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
+}
+
+/// Reaps ended children except for those in `own`, whose exit status their own waits need. A wait for any child would take that too.
+pub(crate) fn reap_orphans(own: &OwnChildren) {
+    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    for pid in pids.filter(|pid| !own.borrow().contains(pid)) {
+        let is_ended_child =
+            |process: ProcessStat| process.parent == std::process::id() && process.has_ended();
+        let pid = ProcessStat::of(pid).is_ok_and(is_ended_child).then_some(pid);
+        if let Some(pid) = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+        }
+    }
 }
 
 /// Returns an epoch that differs at each start.
@@ -77,7 +102,8 @@ pub(crate) fn append_private(path: &Path) -> io::Result<File> {
     private().append(true).open(path)
 }
 
-fn private() -> fs::OpenOptions {
+/// Options of files that only this user can access, without following links.
+pub(crate) fn private() -> fs::OpenOptions {
     let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
     let mut options = File::options();
     options.create(true).mode(0o600).custom_flags(flags);

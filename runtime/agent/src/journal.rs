@@ -113,7 +113,7 @@ impl Journal {
     /// # Errors
     /// The error of the file system; the old journal is unchanged.
     pub(crate) fn replace(&mut self, workers: Vec<JournalRecord>) -> io::Result<()> {
-        let beside = self.path.with_extension("new");
+        let beside = self.path.with_added_extension("new");
         // Not synced, here and below: workers do not survive a loss of power.
         let bytes = lines(workers.into_iter().map(Entry::Joined))?;
         let written = File::create(&beside).and_then(|mut file| file.write_all(&bytes).map(|()| file));
@@ -201,7 +201,7 @@ mod tests {
             let path = folder.path().join("agent.journal");
             let mut journal = Journal::new(path.clone());
             journal.replace(vec![worker(1)]).unwrap();
-            std::os::unix::fs::symlink(full, path.with_extension("new")).unwrap();
+            std::os::unix::fs::symlink(full, path.with_added_extension("new")).unwrap();
             let error = journal.replace(vec![worker(2)]).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::StorageFull);
             assert_eq!(Journal::read(&path), [worker(1)]);

@@ -11,9 +11,8 @@
 //! by its process id and start time, or, if the agent died in between, by the start number in the process's environment.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::{env, io};
@@ -22,16 +21,12 @@ use glake_arbiter::node::{STARTED_WITH, Worker};
 use glake_meter::ProcessStat;
 use glake_wire::Peer;
 use rustix::fs::{Access, access};
-use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, geteuid, pidfd_open, pidfd_send_signal, prlimit,
-};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal, prlimit};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
-use crate::host::{append_private, read_whole, write_whole};
-
-/// Size of a log that is rotated at the next start; only one earlier log is kept.
-const LONGEST_LOG: u64 = 64 << 20;
+use crate::host::{read_whole, write_whole};
+use crate::logs;
 
 /// Environment variables that systemd set for the agent only.
 const OF_AGENT: [&str; 9] = [
@@ -49,8 +44,8 @@ const OF_AGENT: [&str; 9] = [
 /// Settings for starting workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launcher {
-    /// Folder of the logs; `None`: beside the socket.
-    pub logs: Option<PathBuf>,
+    /// Folder of the logs. It is created when the first worker starts.
+    pub logs: PathBuf,
     /// Default environment; the agent's own environment and the file override it.
     pub environment: BTreeMap<String, String>,
 }
@@ -99,21 +94,6 @@ pub enum LaunchError {
 }
 
 impl Launcher {
-    /// Returns the folder of the logs for an agent at this socket.
-    pub fn folder(&self, socket: &Path) -> PathBuf {
-        self.logs.clone().unwrap_or_else(|| socket.with_extension("logs"))
-    }
-
-    /// Checks that the folder of the logs exists or can be created, without creating it.
-    ///
-    /// # Errors
-    /// [`LaunchError::Folder`].
-    pub(crate) fn check_logs(&self, socket: &Path) -> Result<(), LaunchError> {
-        let folder = self.folder(socket);
-        // The folder beside the socket is checked with the socket.
-        if self.logs.is_some() || folder.exists() { check_folder(&folder) } else { Ok(()) }
-    }
-
     /// Starts a worker's process. `limit`: original limit of open files of the agent.
     pub(crate) fn spawn(
         &self,
@@ -129,7 +109,7 @@ impl Launcher {
                 found: "nothing",
             });
         };
-        let log = self.log(socket, &worker.name)?;
+        let log = logs::open(&self.logs, &worker.name)?;
         let mut command = Command::new(program);
         command.args(arguments).process_group(0).stdin(Stdio::null());
         for name in OF_AGENT {
@@ -149,47 +129,6 @@ impl Launcher {
             let _ = prlimit(Some(pid), Resource::Nofile, limit);
         }
         Ok(child)
-    }
-
-    /// Opens the log of a worker for appending.
-    fn log(&self, socket: &Path, name: &str) -> Result<File, LaunchError> {
-        let folder = self.folder(socket);
-        match DirBuilder::new().mode(0o700).create(&folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(LaunchError::Folder { folder, why: format!("cannot be made ({error})") });
-            }
-            _ => check_folder(&folder)?,
-        }
-        let path = folder.join(format!("{name}.log"));
-        let is_long =
-            fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() > LONGEST_LOG);
-        let kept = if is_long { fs::rename(&path, folder.join(format!("{name}.log.1"))) } else { Ok(()) };
-        let log = kept.and_then(|()| append_private(&path));
-        log.map_err(|source| LaunchError::Log { path, source })
-    }
-}
-
-/// Checks that a folder exists and that no other user can write to it.
-fn check_folder(folder: &Path) -> Result<(), LaunchError> {
-    let refuse = |why| Err(LaunchError::Folder { folder: folder.to_owned(), why });
-    let own = geteuid().as_raw();
-    match fs::symlink_metadata(folder) {
-        _ if !folder.is_absolute() => refuse("does not begin at the root".to_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            match folder.parent().is_some_and(Path::is_dir) {
-                true => Ok(()),
-                false => refuse("cannot be made: the one above it is not there".to_owned()),
-            }
-        }
-        Err(error) => refuse(format!("cannot be used ({error})")),
-        Ok(found) if !found.is_dir() => refuse("is no folder, but a link or a file".to_owned()),
-        Ok(found) if found.uid() != own => {
-            refuse(format!("is user {}'s, and this is user {own}", found.uid()))
-        }
-        Ok(found) if found.mode() & 0o022 != 0 => {
-            refuse(format!("has mode {:04o}: others may write to it", found.mode() & 0o777))
-        }
-        Ok(_) => Ok(()),
     }
 }
 

@@ -275,6 +275,9 @@ const REPORT: Duration = Duration::from_millis(500);
 /// Time between two attempts to park a worker for an operator.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Timeout of the agent's last answer, to a client that does not read.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
+
 /// Answers a request completely.
 pub(crate) async fn answer(
     daemon: &Rc<Daemon>,
@@ -283,7 +286,16 @@ pub(crate) async fn answer(
 ) -> io::Result<()> {
     // Ages and times count until now, also if nothing has happened.
     daemon.tell(Agent::tick);
+    let is_last = matches!(request.ask, Ask::StopAll);
     let answers = match &request.ask {
+        Ask::StopAll => {
+            // Goes on without the client.
+            let stopped = daemon.stop_all().await;
+            match stopped {
+                Ok(()) => whole(daemon.ask(Agent::rows).into_iter().map(Answer::Row)),
+                Err(why) => vec![Answer::Error { why }],
+            }
+        }
         Ask::Ps => {
             daemon.look();
             let mut rows = daemon.ask(Agent::rows);
@@ -310,12 +322,21 @@ pub(crate) async fn answer(
             carry_out(daemon, &request, worker, connection, daemon.stop_worker(worker)).await?
         }
     };
-    for answer in answers.into_iter().flat_map(Answer::parts) {
-        let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
-        // A client that is stopped keeps nothing here.
-        timeout(Ask::TIMEOUT, connection.say(bytes)).await??;
+    let limit = if is_last { LAST_ANSWER } else { Ask::TIMEOUT };
+    let sent = async {
+        for answer in answers.into_iter().flat_map(Answer::parts) {
+            let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
+            // A client that is stopped keeps nothing here.
+            timeout(limit, connection.say(bytes)).await??;
+        }
+        Ok(())
     }
-    Ok(())
+    .await;
+    if is_last {
+        daemon.end();
+        return Ok(());
+    }
+    sent
 }
 
 fn whole(answers: impl Iterator<Item = Answer>) -> Vec<Answer> {

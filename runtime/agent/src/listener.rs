@@ -81,13 +81,14 @@ impl Listener {
         Ok(Listener { socket, path, _lock: lock, is_own: false })
     }
 
-    fn lock(path: &Path) -> Result<File, ListenError> {
+    /// Takes the lock of a socket's agent, and creates its folder if necessary.
+    pub(crate) fn lock(path: &Path) -> Result<File, ListenError> {
         let folder = match path.parent() {
             Some(folder) if path.is_absolute() => folder,
             _ => return Err(ListenError::Relative(path.to_owned())),
         };
         private_folder(folder)?;
-        let beside = path.with_extension("lock");
+        let beside = beside(path, "lock");
         let file = File::options().create(true).truncate(false).write(true).open(&beside);
         let file = file.map_err(|error| os(&beside, error))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -99,7 +100,7 @@ impl Listener {
 
     /// Returns the path of the journal.
     pub(crate) fn journal(&self) -> PathBuf {
-        self.path.with_extension("journal")
+        beside(&self.path, "journal")
     }
 }
 
@@ -109,6 +110,12 @@ impl Drop for Listener {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Returns the path of an agent's file beside its socket. Its name includes the socket's whole name, because sockets in one folder may
+/// differ only in the part behind the point.
+pub(crate) fn beside(socket: &Path, what: &str) -> PathBuf {
+    socket.with_added_extension(what)
 }
 
 /// Checks that an agent could listen at a path, without creating anything.
@@ -337,6 +344,20 @@ mod tests {
         assert!(!path.exists());
         fs::write(&path, "mine").unwrap();
         assert!(matches!(Listener::bind(&path), Err(ListenError::Other(_))));
+    }
+
+    #[test]
+    fn agents_in_one_folder_share_no_file() {
+        let base = tempfile::tempdir().unwrap();
+        fs::set_permissions(base.path(), Permissions::from_mode(0o700)).unwrap();
+        let bind = |name: &str| Listener::bind(&base.path().join(name));
+        let listeners: Vec<Listener> =
+            ["agent.sock", "agent.two", "agent"].map(|name| bind(name).unwrap()).into();
+        let journals: std::collections::BTreeSet<PathBuf> = listeners.iter().map(Listener::journal).collect();
+        assert_eq!(journals.len(), 3);
+        assert!(matches!(bind("agent.two"), Err(ListenError::Served(_))));
+        // Not a file of another agent.
+        assert!(matches!(bind("agent.sock.lock"), Err(ListenError::Other(_))));
     }
 
     #[test]

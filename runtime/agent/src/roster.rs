@@ -313,6 +313,10 @@ impl Roster {
         numbered.zip(self.gpus.iter().map(String::as_str))
     }
 
+    pub(crate) fn set_file(&mut self, file: NodeFile) {
+        self.file = file;
+    }
+
     pub(crate) fn file(&self) -> &NodeFile {
         &self.file
     }

@@ -50,7 +50,7 @@ impl Agent {
         }
     }
 
-    /// Returns the present workers, and the GPUs with starts that are not the supervisor's.
+    /// Returns the present workers, the GPUs with starts that are not the supervisor's, and the free memory.
     pub(crate) fn view(&self, is_started: impl Fn(&str) -> bool, now: Duration) -> View {
         let mut view = View::default();
         // Joined ranks, all ranks, and whether a rank is starting.
@@ -71,6 +71,8 @@ impl Agent {
             true => Presence::Starting,
             false => Presence::Joined,
         };
+        let free = |gpu| self.arbiter.limit(gpu).saturating_sub(self.arbiter.claimed(gpu));
+        view.free = self.roster.gpus().map(|(gpu, _)| (gpu, free(gpu))).collect();
         view.present = gangs.into_iter().map(|(name, of)| (name.to_owned(), presence(of))).collect();
         view
     }

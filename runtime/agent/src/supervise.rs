@@ -3,9 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::pending;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,22 +19,27 @@ use rustix::process::{Rlimit, Signal, geteuid};
 use tokio::process::Child;
 use tokio::sync::Notify;
 use tokio::task::{spawn_blocking, spawn_local};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::daemon::{Daemon, dead};
 use crate::host::epoch;
 use crate::launch::{Family, LaunchError, Launcher, StartRecord, Starts};
-use crate::listener::{has_ended, start_of};
+use crate::listener::{Listener, beside, has_ended, start_of};
 use crate::supervisor::{Act, GRACE, Progress, Supervisor, View};
-use crate::{Agent, Identity};
+use crate::{Agent, Identity, ListenError, logs};
 
 /// Poll interval for a process without a pidfd.
 const POLL: Duration = Duration::from_secs(1);
 
+/// Interval between two looks at the logs while one of them grows, and the longest interval.
+const LOG_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// Timeout of the end of all workers, some time after the kill.
+const LONGEST_STOP: Duration = Duration::from_secs(30);
+
 /// State of the started processes.
 #[derive(Debug)]
 pub(crate) struct Children {
-    file: NodeFile,
     launcher: Launcher,
     socket: PathBuf,
     supervisor: RefCell<Supervisor>,
@@ -44,6 +50,8 @@ pub(crate) struct Children {
     limit: Option<Rlimit>,
     /// Signals an event of the supervisor.
     told: Notify,
+    /// Whether the tasks for started workers run.
+    is_supervised: Cell<bool>,
 }
 
 /// Source of the notification that a worker's first process ended.
@@ -59,14 +67,14 @@ impl Children {
     pub(crate) fn new(file: &NodeFile, launcher: &Launcher, socket: PathBuf, limit: Option<Rlimit>) -> Self {
         Children {
             supervisor: RefCell::new(Supervisor::new(file)),
-            starts: RefCell::new(Starts::read(socket.with_extension("starts"))),
-            file: file.clone(),
+            starts: RefCell::new(Starts::read(beside(&socket, "starts"))),
             launcher: launcher.clone(),
             socket,
             families: RefCell::default(),
             count: Cell::new(0),
             limit,
             told: Notify::new(),
+            is_supervised: Cell::new(false),
         }
     }
 }
@@ -142,9 +150,37 @@ impl Daemon {
         self.children.families.borrow_mut().insert(name.to_owned(), family);
     }
 
+    /// Begins to start workers, if the file has any to start.
+    pub(crate) fn begin_supervision(self: &Rc<Self>) {
+        let has_any = self.ask(|agent| started(agent.roster.file()).next().is_some());
+        if has_any && !self.children.is_supervised.replace(true) {
+            spawn_local(self.clone().supervise());
+            spawn_local(self.clone().rotate_logs());
+        }
+    }
+
+    /// Replaces the file that describes the server and its workers, and logs the changes.
+    pub(crate) fn set_file(self: &Rc<Self>, file: NodeFile) {
+        let before = self.ask(|agent| agent.roster.file().clone());
+        for (change, workers) in changes(&before, &file) {
+            tracing::info!(target: "glake::agent", workers, "{change}");
+        }
+        let is_probed = before.node.checkpoint_after().is_some() || file.node.checkpoint_after().is_none();
+        self.tell_supervisor(|supervisor, _| supervisor.set_file(&file));
+        self.tell(|agent, now| agent.set_file(file, now));
+        self.begin_supervision();
+        if !is_probed {
+            spawn_local(self.clone().probe_driver());
+        }
+    }
+
     /// Carries out the supervisor's actions while the agent serves.
-    pub(crate) async fn supervise(self: Rc<Self>) {
+    async fn supervise(self: Rc<Self>) {
         loop {
+            if self.children.supervisor.borrow().is_held_up(self.now()) {
+                // Free memory decides about a start.
+                self.measure_old(self.ask(Agent::gpus)).await;
+            }
             let change = self.change();
             let (view, now) = (self.view(), self.now());
             let (acts, next, looks) = {
@@ -189,6 +225,29 @@ impl Daemon {
         }
     }
 
+    /// Bounds the logs of the workers while the agent serves.
+    async fn rotate_logs(self: Rc<Self>) {
+        let [least, longest] = LOG_INTERVALS;
+        let (mut interval, mut lengths) = (least, Vec::new());
+        loop {
+            sleep(interval).await;
+            let of = |name: &String| logs::path(&self.children.launcher.logs, name);
+            let paths: Vec<PathBuf> = self.children.families.borrow().keys().map(of).collect();
+            // A copy of a log takes some milliseconds on a fast disk.
+            let now = spawn_blocking(move || {
+                paths.into_iter().map(|path| (logs::rotate(&path, logs::LONGEST), path)).collect::<Vec<_>>()
+            });
+            let now = now.await.unwrap_or_default();
+            interval = if now == lengths { (interval * 2).min(longest) } else { least };
+            lengths = now;
+        }
+    }
+
+    /// Returns a sentence that names the log of a worker.
+    fn log_of(&self, name: &str) -> String {
+        format!("its log is {}", logs::path(&self.children.launcher.logs, name).display())
+    }
+
     fn signal(&self, name: &str, signal: Signal) {
         let Some(family) = self.children.families.borrow().get(name).cloned() else { return };
         drop(spawn_blocking(move || family.signal(signal)));
@@ -196,17 +255,19 @@ impl Daemon {
 
     /// Starts a worker, after recording the start.
     fn launch(self: &Rc<Self>, name: &str) -> Result<u32, LaunchError> {
-        let Children { file, launcher, socket, starts, count, limit, .. } = &self.children;
-        let worker = file.workers.iter().find(|worker| worker.name == name);
+        let Children { launcher, socket, starts, count, limit, .. } = &self.children;
+        let find = |file: &NodeFile| file.workers.iter().find(|worker| worker.name == name).cloned();
+        let worker = self.ask(|agent| find(agent.roster.file()));
         let worker = worker.ok_or_else(|| LaunchError::Record(std::io::ErrorKind::NotFound.into()))?;
         count.set(count.get() + 1);
         let mark = format!("{}-{}", epoch(), count.get());
         let mut start = StartRecord { name: name.to_owned(), mark: mark.clone(), peer: None };
         starts.borrow_mut().put(start.clone()).map_err(LaunchError::Record)?;
-        let child = launcher.spawn(worker, socket, &mark, *limit).inspect_err(|_| {
+        let child = launcher.spawn(&worker, socket, &mark, *limit).inspect_err(|_| {
             starts.borrow_mut().remove(name);
         })?;
         let pid = child.id().unwrap_or_default();
+        self.own.borrow_mut().insert(pid);
         start.peer = start_of(pid).map(|start| Peer { pid, start });
         if let Err(error) = starts.borrow_mut().put(start) {
             // The process is found by the number of its start.
@@ -221,10 +282,15 @@ impl Daemon {
     /// Waits for a worker's end, then ends its remaining processes, whose GPU memory the next start needs.
     async fn attend(self: Rc<Self>, name: String, family: Family, watch: Watch) {
         let how = match watch {
-            Watch::Child(mut child) => match child.wait().await {
-                Ok(status) => told(status),
-                Err(error) => format!("how it ended is not known: {error}"),
-            },
+            Watch::Child(mut child) => {
+                let pid = child.id().unwrap_or_default();
+                let ended = child.wait().await;
+                self.own.borrow_mut().remove(&pid);
+                match ended {
+                    Ok(status) => told(status),
+                    Err(error) => format!("how it ended is not known: {error}"),
+                }
+            }
             Watch::Process(peer, pidfd) => {
                 let is_watched = match pidfd {
                     Some(pidfd) => dead(pidfd).await.is_ok(),
@@ -253,6 +319,26 @@ impl Daemon {
         self.tell_supervisor(|supervisor, _| supervisor.end());
     }
 
+    /// Stops all started workers, and waits until their processes have ended.
+    ///
+    /// # Errors
+    /// The workers with processes that do not end after a kill.
+    pub(crate) async fn stop_all(self: &Rc<Self>) -> Result<(), String> {
+        let acts = self.tell_supervisor(|supervisor, now| supervisor.end_all(now));
+        acts.into_iter().for_each(|act| self.act(act));
+        let all = async {
+            loop {
+                let change = self.change();
+                if self.children.supervisor.borrow().up().is_empty() {
+                    return;
+                }
+                change.await;
+            }
+        };
+        let ended = timeout(LONGEST_STOP, all).await;
+        ended.map_err(|_| stuck(&self.children.supervisor.borrow().up()))
+    }
+
     fn note_stopped(&self) {
         let stopped = self.children.supervisor.borrow().stopped();
         self.children.starts.borrow_mut().set_stopped(stopped);
@@ -273,7 +359,7 @@ impl Daemon {
                 Progress::Done => return Ok(()),
                 // The end is reported soon, and the worker is restarted.
                 Progress::Failed(_) if self.is_ending(name) => change.await,
-                Progress::Failed(why) => return Err(why),
+                Progress::Failed(why) => return Err(format!("{why}; {}", self.log_of(name))),
                 Progress::UnderWay => change.await,
             }
         }
@@ -327,7 +413,112 @@ impl Daemon {
     }
 }
 
-/// DriverRequests the processes of a start to end, and kills the remaining ones after a grace period.
+/// Stops the workers that a dead agent of a socket has started, and waits until their processes have ended. Returns their names.
+///
+/// # Errors
+/// An agent serves the socket, or processes do not end after a kill.
+pub fn stop_started(socket: &Path) -> Result<Vec<String>, StopError> {
+    let record = beside(socket, "starts");
+    if !record.exists() {
+        return Ok(Vec::new());
+    }
+    // No agent may start them again meanwhile.
+    let _lock = Listener::lock(socket)?;
+    let mut starts = Starts::read(record);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let ended = runtime.block_on(async {
+        let mut stopped = Vec::new();
+        for StartRecord { name, mark, peer } in starts.started() {
+            let alive = peer.filter(|peer| Identity::journalled(*peer, geteuid().as_raw()).is_some());
+            // The process group may belong to other processes by now.
+            let family = Family { mark: mark.clone(), group: alive.map(|peer| peer.pid) };
+            if !family.signal(Signal::TERM).is_empty() {
+                stopped.push((name.clone(), family));
+            }
+        }
+        let mut names = Vec::new();
+        // All have got their signal, and end side by side.
+        let until = Instant::now() + LONGEST_STOP;
+        for (name, family) in stopped {
+            timeout_at(until, end(&name, family))
+                .await
+                .map_err(|_| StopError::Stuck(stuck(&[name.clone()])))?;
+            names.push(name);
+        }
+        Ok(names)
+    });
+    let names: Vec<String> = starts.started().iter().map(|start| start.name.clone()).collect();
+    if ended.is_ok() {
+        names.iter().for_each(|name| starts.remove(name));
+    }
+    ended
+}
+
+/// Reason why workers of a dead agent were not stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StopError {
+    /// The socket is served, or its folder is unusable.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Processes do not end.
+    #[error("{0}")]
+    Stuck(String),
+    /// The operating system's error.
+    #[error("workers cannot be stopped: {0}")]
+    Os(#[from] io::Error),
+}
+
+fn stuck(names: &[String]) -> String {
+    format!("processes of {} do not end after a kill: the driver may hang", names.join(", "))
+}
+
+/// Returns the differences of two files, each as a sentence with the names of its workers.
+fn changes(before: &NodeFile, now: &NodeFile) -> Vec<(&'static str, String)> {
+    type Worker = glake_arbiter::node::Worker;
+    let find = |file: &NodeFile, name: &str| file.workers.iter().find(|worker| worker.name == name).cloned();
+    // Equal but for the attributes that apply at once.
+    let is_started_alike = |before: &Worker, now: &Worker| {
+        *now == Worker {
+            priority: now.priority,
+            tenant: now.tenant.clone(),
+            preempt: now.preempt,
+            max_pause: now.max_pause,
+            deadline_s: now.deadline_s,
+            ..before.clone()
+        }
+    };
+    let (mut added, mut changed, mut later) = (Vec::new(), Vec::new(), Vec::new());
+    for worker in &now.workers {
+        match find(before, &worker.name) {
+            None => added.push(worker.name.clone()),
+            Some(known) if known == *worker => {}
+            Some(known) if is_started_alike(&known, worker) => changed.push(worker.name.clone()),
+            Some(_) => later.push(worker.name.clone()),
+        }
+    }
+    let removed = before.workers.iter().filter(|worker| find(now, &worker.name).is_none());
+    let removed: Vec<String> = removed.map(|worker| worker.name.clone()).collect();
+    let node = if before.node == now.node { Vec::new() } else { vec![String::new()] };
+    let all = [
+        ("the file was read again: [node] has changed, and applies now", node),
+        ("the file was read again: workers are new", added),
+        ("the file was read again: scheduling of workers has changed, and applies now", changed),
+        (
+            "the file was read again: workers have changed; command, env, gpus and sizes apply at their next start",
+            later,
+        ),
+        (
+            "the file was read again: workers are missing; their processes go on and are not started again",
+            removed,
+        ),
+    ];
+    let all = all.into_iter().filter(|(_, workers)| !workers.is_empty());
+    let all: Vec<_> = all.map(|(change, workers)| (change, workers.join(", "))).collect();
+    if all.is_empty() { vec![("the file was read again: nothing has changed", String::new())] } else { all }
+}
+
+/// Requests the processes of a start to end, and kills the remaining ones after a grace period.
 async fn end(name: &str, family: Family) {
     let (mut signal, mut until) = (Signal::TERM, Instant::now() + GRACE);
     loop {

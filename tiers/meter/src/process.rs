@@ -7,6 +7,8 @@ use std::{fs, io};
 pub struct ProcessStat {
     /// State letter of the kernel.
     state: char,
+    /// Process ID of the parent; 0: none in this namespace.
+    pub parent: u32,
     /// Process group ID; 0: none.
     pub group: u32,
     /// Start time in clock ticks since boot.
@@ -23,17 +25,18 @@ impl ProcessStat {
         ProcessStat::parse(&told).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Parses fields 3, 5 and 22 of `proc_pid_stat(5)`. The second field, the command's name, may contain anything, including parentheses
+    /// Parses fields 3, 4, 5 and 22 of `proc_pid_stat(5)`. The second field, the command's name, may contain anything, including parentheses
     /// and blanks.
     fn parse(told: &str) -> Option<ProcessStat> {
         let (_, fields) = told.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         // The process group is 0 while the process is exiting.
-        let group = fields.nth(1)?.parse::<i32>().ok()?;
+        let parent = fields.next()?.parse().ok()?;
+        let group = fields.next()?.parse::<i32>().ok()?;
         let group = u32::try_from(group).unwrap_or(0);
         let start = fields.nth(16)?.parse().ok()?;
-        Some(ProcessStat { state, group, start })
+        Some(ProcessStat { state, parent, group, start })
     }
 
     /// Returns whether the process is a zombie.
@@ -58,8 +61,8 @@ mod tests {
         let told = "12 (a) b (c)) S 1 7 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
         let found = ProcessStat::parse(told).unwrap();
         assert_eq!(
-            (found.group, found.start, found.has_ended(), found.is_stopped()),
-            (7, 4711, false, false)
+            (found.parent, found.group, found.start, found.has_ended(), found.is_stopped()),
+            (1, 7, 4711, false, false)
         );
         assert!(ProcessStat::parse(&told.replace(") S", ") Z")).unwrap().has_ended());
         assert!(ProcessStat::parse(&told.replace(") S", ") T")).unwrap().is_stopped());

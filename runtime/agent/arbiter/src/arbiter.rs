@@ -16,7 +16,7 @@ use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::ledger::Ledger;
 use crate::log::{Decision, Log, Outcome};
-use crate::{Action, Denied, Event, GangId, GpuId, Settings, UseState, WorkerId};
+use crate::{Action, Denied, Event, GangId, GpuId, Profile, Settings, UseState, WorkerId};
 
 /// Arbiter of the memory of a server's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +62,18 @@ impl Arbiter {
         let growths = growths.chain(self.ledger.growths.iter().map(|growth| growth.by));
         let meters = self.ledger.gpus.values().filter_map(Gpu::measure_at);
         gangs.chain(growths).chain(meters).chain(self.retry_at).chain(self.ledger.contexts_due_at()).min()
+    }
+
+    /// Replaces the settings. They apply from the next step on.
+    pub fn set_settings(&mut self, settings: Settings) {
+        self.ledger.settings = settings;
+    }
+
+    /// Replaces the scheduling attributes of a worker's gang. They apply from the next step on.
+    pub fn set_profile(&mut self, worker: WorkerId, profile: Profile) {
+        if let Some((_, gang)) = self.ledger.gang_mut(worker) {
+            gang.profile = profile;
+        }
     }
 
     /// Returns the latest decisions, the oldest first.

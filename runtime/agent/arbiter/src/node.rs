@@ -23,7 +23,7 @@ pub struct NodeFile {
 }
 
 /// Settings of the server and of each GPU.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Node {
     /// Memory of a GPU for all managed processes, as NVML counts it, contexts included.
@@ -41,7 +41,7 @@ pub struct Node {
 }
 
 /// Description of a worker.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
     /// Unique name of the worker.

@@ -10,12 +10,17 @@
 //!
 //! Invariants: a worker whose name is already present, started by a previous agent or by hand, is not started again. Workers that share a
 //! GPU start one at a time. A worker that ended by itself is restarted after a delay that doubles each time.
+//!
+//! A process that has not joined within a minute may never join. Its GPUs then have further starts only if the free memory holds the whole
+//! worker to start beside the whole late one: the late one may load its memory at any time, and the agent cannot stop it. If the file does not
+//! give both sizes, other starts wait for the full timeout.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use glake_arbiter::GpuId;
 use glake_arbiter::node::{NodeFile, Start};
+use glake_units::Bytes;
 use glake_wire::WorkerRow;
 
 #[cfg(test)]
@@ -27,6 +32,12 @@ const LEAST_BACK_OFF: Duration = Duration::from_secs(1);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 /// Timeout of a start, after which other workers may start; the same as the arbiter's.
 pub(crate) const LONGEST_START: Duration = Duration::from_secs(600);
+/// Age of a start without a join from which it keeps only its memory from other starts.
+const LATE_START: Duration = Duration::from_secs(60);
+/// Ages of a start without a join at which the log notes it.
+const NOTES: [Duration; 3] = [Duration::from_secs(30), Duration::from_secs(120), Duration::from_secs(300)];
+/// Interval of looks at the free memory while a worker waits for a late start.
+const LATE_LOOK: Duration = Duration::from_secs(10);
 /// Time between the request to end and the kill.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
@@ -43,10 +54,14 @@ pub(crate) struct Supervisor {
 struct SupervisedWorker {
     name: String,
     gpus: Vec<GpuId>,
+    /// Memory of the worker on each of its GPUs, its context included; `None` if the file gives no size.
+    size: Option<Bytes>,
     /// Whether the worker should run, since boot or since a request.
     is_wanted: bool,
     /// Whether an operator stopped the worker.
     is_stopped: bool,
+    /// Whether the file has the worker no more, and its process still runs.
+    is_removed: bool,
     phase: Phase,
     /// Exit of its last process, or the reason why it could not start.
     ended: Option<String>,
@@ -79,6 +94,8 @@ struct Up {
     is_adopted: bool,
     /// Whether its start is over, or takes too long to delay other starts.
     is_started: bool,
+    /// Number of notes in the log that it has not joined.
+    notes: usize,
     /// Time of the kill, after the request to end.
     kill_at: Option<Duration>,
 }
@@ -101,6 +118,41 @@ pub(crate) struct View {
     pub(crate) joined_as: BTreeMap<u32, String>,
     /// GPUs with starts that are not the supervisor's, and the time until which they count.
     pub(crate) starts: BTreeMap<GpuId, Duration>,
+    /// Free memory of each GPU.
+    pub(crate) free: BTreeMap<GpuId, Bytes>,
+}
+
+/// Starts under way on the GPUs.
+#[derive(Debug, Default)]
+struct Starts {
+    /// GPUs without further starts.
+    busy: BTreeSet<GpuId>,
+    /// Memory that late starts may still take.
+    late: BTreeMap<GpuId, Bytes>,
+}
+
+impl Starts {
+    /// Adds a worker that has not joined since `up`.
+    fn add(&mut self, worker: &SupervisedWorker, up: Up, now: Duration) {
+        match worker.size.filter(|_| up.since + LATE_START <= now) {
+            Some(size) => worker.gpus.iter().for_each(|gpu| {
+                let late = self.late.entry(*gpu).or_default();
+                *late = late.saturating_add(size);
+            }),
+            None => self.busy.extend(&worker.gpus),
+        }
+    }
+
+    /// Returns whether a worker may start beside them.
+    fn admit(&self, worker: &SupervisedWorker, view: &View) -> bool {
+        worker.gpus.iter().all(|gpu| {
+            let fits = |late: &Bytes| {
+                let free = view.free.get(gpu).copied().unwrap_or_default();
+                worker.size.is_some_and(|size| late.saturating_add(size) <= free)
+            };
+            !self.busy.contains(gpu) && self.late.get(gpu).is_none_or(fits)
+        })
+    }
 }
 
 /// Action on a worker's processes.
@@ -128,23 +180,27 @@ pub(crate) enum Progress {
 
 impl Supervisor {
     pub(crate) fn new(file: &NodeFile) -> Self {
+        let mut supervisor = Supervisor { workers: Vec::new(), others: BTreeSet::new(), is_over: false };
+        supervisor.set_file(file);
+        supervisor
+    }
+
+    /// Replaces the file. New workers start like those of a new agent. A removed worker keeps its process until that ends, and is not
+    /// started again; an operator can still stop it.
+    pub(crate) fn set_file(&mut self, file: &NodeFile) {
         let (own, others): (Vec<_>, Vec<_>) =
             file.workers.iter().partition(|worker| !matches!(worker.start(), None | Some(Start::Never)));
-        let supervised = |worker: &glake_arbiter::node::Worker| SupervisedWorker {
-            name: worker.name.clone(),
-            gpus: worker.gpus.iter().map(|gpu| GpuId(*gpu)).collect(),
-            is_wanted: worker.start() == Some(Start::Boot),
-            is_stopped: false,
-            phase: Phase::Down { again: Duration::ZERO },
-            ended: None,
-            has_failed: false,
-            ends: 0,
-        };
-        Supervisor {
-            workers: own.into_iter().map(supervised).collect(),
-            others: others.into_iter().map(|worker| worker.name.clone()).collect(),
-            is_over: false,
+        self.others = others.into_iter().map(|worker| worker.name.clone()).collect();
+        let mut known = std::mem::take(&mut self.workers);
+        for worker in own {
+            let before = known.iter().position(|other| other.name == worker.name).map(|at| known.remove(at));
+            self.workers.push(SupervisedWorker::new(worker, file.node.floor(), before));
         }
+        for worker in &mut known {
+            (worker.is_wanted, worker.is_removed) = (false, true);
+        }
+        known.retain(|worker| !matches!(worker.phase, Phase::Down { .. }));
+        self.workers.append(&mut known);
     }
 
     fn get(&mut self, name: &str) -> Option<&mut SupervisedWorker> {
@@ -165,7 +221,7 @@ impl Supervisor {
     pub(crate) fn adopt(&mut self, name: &str, pid: u32, now: Duration) {
         if let Some(worker) = self.get(name) {
             worker.is_wanted = !worker.is_stopped;
-            let up = Up { pid, since: now, is_adopted: true, is_started: false, kill_at: None };
+            let up = Up { pid, since: now, is_adopted: true, is_started: false, notes: 0, kill_at: None };
             worker.phase = Phase::Up(up);
         }
     }
@@ -179,13 +235,35 @@ impl Supervisor {
 
     /// Returns the workers that an operator stopped.
     pub(crate) fn stopped(&self) -> BTreeSet<String> {
-        let stopped = self.workers.iter().filter(|worker| worker.is_stopped);
+        let stopped = self.workers.iter().filter(|worker| worker.is_stopped && !worker.is_removed);
         stopped.map(|worker| worker.name.clone()).collect()
     }
 
     /// Ends all starts: the agent exits, and its workers continue.
     pub(crate) fn end(&mut self) {
         self.is_over = true;
+    }
+
+    /// Ends all starts and stops all workers, which the next agent starts again. Returns the actions to carry out.
+    pub(crate) fn end_all(&mut self, now: Duration) -> Vec<Act> {
+        self.end();
+        let mut acts = Vec::new();
+        for worker in &mut self.workers {
+            worker.is_wanted = false;
+            if let Phase::Up(up) = &mut worker.phase
+                && up.kill_at.is_none()
+            {
+                up.kill_at = Some(now + GRACE);
+                acts.push(Act::Terminate { name: worker.name.clone() });
+            }
+        }
+        acts
+    }
+
+    /// Returns the workers with processes.
+    pub(crate) fn up(&self) -> Vec<String> {
+        let up = self.workers.iter().filter(|worker| !matches!(worker.phase, Phase::Down { .. }));
+        up.map(|worker| worker.name.clone()).collect()
     }
 
     /// Requests a worker immediately, regardless of its back-off.
@@ -205,6 +283,9 @@ impl Supervisor {
                 }
             });
         };
+        if worker.is_removed {
+            return Err(format!("{name} is not in the agent's file any more: it runs on until it ends"));
+        }
         (worker.is_wanted, worker.is_stopped) = (true, false);
         if let Phase::Down { again } = &mut worker.phase {
             *again = now.min(*again);
@@ -245,7 +326,8 @@ impl Supervisor {
         let worker = self.get(name)?;
         match launched {
             Ok(pid) => {
-                let up = Up { pid, since: now, is_adopted: false, is_started: false, kill_at: None };
+                let up =
+                    Up { pid, since: now, is_adopted: false, is_started: false, notes: 0, kill_at: None };
                 worker.phase = Phase::Up(up);
                 // CommandResult while it was made.
                 if worker.is_wanted { None } else { self.stop(name, now).ok().flatten() }
@@ -280,19 +362,20 @@ impl Supervisor {
         if let Some(worker) = self.get(name) {
             let lived = if let Phase::Ending { lived } = worker.phase { lived } else { Duration::ZERO };
             worker.back_off(lived, now);
+            self.workers.retain(|worker| !worker.is_removed || worker.name != name);
         }
     }
 
     /// Returns the actions that are due.
     pub(crate) fn step(&mut self, view: &View, now: Duration) -> Vec<Act> {
         let mut acts = Vec::new();
-        let mut busy: BTreeSet<GpuId> =
-            view.starts.iter().filter(|(_, until)| now < **until).map(|(gpu, _)| *gpu).collect();
+        let foreign = view.starts.iter().filter(|(_, until)| now < **until).map(|(gpu, _)| *gpu);
+        let mut starts = Starts { busy: foreign.collect(), ..Starts::default() };
         for worker in &mut self.workers {
             let name = worker.name.clone();
             let Phase::Up(up) = &mut worker.phase else {
                 if worker.phase == Phase::Launching {
-                    busy.extend(&worker.gpus);
+                    starts.busy.extend(&worker.gpus);
                 }
                 continue;
             };
@@ -310,16 +393,22 @@ impl Supervisor {
                 up.is_started = true;
             }
             up.is_started |= joined;
+            let age = now.saturating_sub(up.since);
+            if !up.is_started && NOTES.get(up.notes).is_some_and(|at| *at <= age) {
+                up.notes = NOTES.iter().filter(|at| **at <= age).count();
+                tracing::warn!(target: "glake::agent", worker = %name, pid = up.pid, seconds = age.as_secs(), "a started worker has not joined yet: other starts of its GPUs wait, from a minute on only where memory is not free for both (does its program call glake.enable(), with the GLAKE_AGENT of its environment?)");
+            }
+            let up = *up;
             if !up.is_started {
-                busy.extend(&worker.gpus);
+                starts.add(worker, up, now);
             }
         }
         for worker in self.workers.iter_mut().filter(|_| !self.is_over) {
             let is_due = matches!(worker.phase, Phase::Down { again } if again <= now);
-            let is_free = worker.gpus.iter().all(|gpu| !busy.contains(gpu));
-            if worker.is_wanted && is_due && is_free && !view.present.contains_key(&worker.name) {
+            let is_absent = !view.present.contains_key(&worker.name);
+            if worker.is_wanted && is_due && is_absent && starts.admit(worker, view) {
                 worker.phase = Phase::Launching;
-                busy.extend(&worker.gpus);
+                starts.busy.extend(&worker.gpus);
                 acts.push(Act::Launch { name: worker.name.clone() });
             }
         }
@@ -331,13 +420,16 @@ impl Supervisor {
         let of = |worker: &SupervisedWorker| match worker.phase {
             Phase::Down { again } => (worker.is_wanted && !self.is_over).then_some(again),
             Phase::Up(up) => {
-                let late = (!up.is_started).then(|| up.since + LONGEST_START);
-                late.into_iter().chain(up.kill_at.filter(|at| *at < Duration::MAX)).min()
+                let note = NOTES.get(up.notes).map(|at| up.since + *at);
+                let late = note.into_iter().chain([up.since + LATE_START, up.since + LONGEST_START]);
+                let late = late.filter(|at| !up.is_started && *at > now);
+                late.chain(up.kill_at.filter(|at| *at < Duration::MAX)).min()
             }
             Phase::Launching | Phase::Ending { .. } => None,
         };
+        let look = self.is_held_up(now).then(|| now + LATE_LOOK);
         let foreign = view.starts.values().copied().filter(|_| self.looks());
-        self.workers.iter().filter_map(of).chain(foreign).filter(|at| *at > now).min()
+        self.workers.iter().filter_map(of).chain(foreign).chain(look).filter(|at| *at > now).min()
     }
 
     /// Returns whether changes of workers matter: a worker is starting or is about to.
@@ -347,6 +439,25 @@ impl Supervisor {
             Phase::Up(up) => !up.is_started,
             Phase::Launching | Phase::Ending { .. } => false,
         })
+    }
+
+    /// Returns whether a worker waits for a late start, so that the free memory decides.
+    pub(crate) fn is_held_up(&self, now: Duration) -> bool {
+        let is_due = |worker: &&SupervisedWorker| {
+            worker.is_wanted && matches!(worker.phase, Phase::Down { again } if again <= now)
+        };
+        let is_late = |(_, up): (&SupervisedWorker, Up)| up.since + LATE_START <= now;
+        !self.is_over && self.workers.iter().filter(is_due).any(|worker| self.ahead(worker).any(is_late))
+    }
+
+    /// Returns the starts under way on a worker's GPUs.
+    fn ahead(&self, worker: &SupervisedWorker) -> impl Iterator<Item = (&SupervisedWorker, Up)> {
+        let shares = |other: &SupervisedWorker| other.gpus.iter().any(|gpu| worker.gpus.contains(gpu));
+        let ups = self.workers.iter().filter_map(move |other| match other.phase {
+            Phase::Up(up) if !up.is_started && shares(other) => Some((other, up)),
+            _ => None,
+        });
+        ups
     }
 
     /// Returns the progress of a requested start.
@@ -371,11 +482,36 @@ impl Supervisor {
     /// Returns the rows of workers that have not joined, for `glake ps`; `gpu` returns a GPU's name.
     pub(crate) fn rows(&self, view: &View, now: Duration, gpu: impl Fn(GpuId) -> String) -> Vec<WorkerRow> {
         let absent = self.workers.iter().filter(|worker| !view.present.contains_key(&worker.name));
-        absent.map(|worker| worker.row(view, now, &gpu)).collect()
+        absent.map(|worker| worker.row(view, now, &gpu, self.ahead(worker).next())).collect()
     }
 }
 
 impl SupervisedWorker {
+    /// Creates the state of a worker of the file; `before`: its state under the previous file.
+    fn new(worker: &glake_arbiter::node::Worker, floor: Bytes, before: Option<SupervisedWorker>) -> Self {
+        let gpus = worker.gpus.iter().map(|gpu| GpuId(*gpu)).collect();
+        let size = Some(worker.share()).filter(|size| !size.is_zero()).map(|size| size.saturating_add(floor));
+        let is_boot = worker.start() == Some(Start::Boot);
+        match before {
+            Some(before) => {
+                let is_wanted = before.is_wanted || (is_boot || before.is_removed) && !before.is_stopped;
+                SupervisedWorker { gpus, size, is_wanted, is_removed: false, ..before }
+            }
+            None => SupervisedWorker {
+                name: worker.name.clone(),
+                gpus,
+                size,
+                is_wanted: is_boot,
+                is_stopped: false,
+                is_removed: false,
+                phase: Phase::Down { again: Duration::ZERO },
+                ended: None,
+                has_failed: false,
+                ends: 0,
+            },
+        }
+    }
+
     /// Schedules the next start after the end of a process.
     fn back_off(&mut self, lived: Duration, now: Duration) {
         if lived >= LONGEST_BACK_OFF || !self.is_wanted {
@@ -386,21 +522,35 @@ impl SupervisedWorker {
         self.phase = Phase::Down { again: now + wait };
     }
 
-    fn row(&self, view: &View, now: Duration, gpu: &impl Fn(GpuId) -> String) -> WorkerRow {
+    fn row(
+        &self,
+        view: &View,
+        now: Duration,
+        gpu: &impl Fn(GpuId) -> String,
+        ahead: Option<(&SupervisedWorker, Up)>,
+    ) -> WorkerRow {
         let ended = self.ended.clone().unwrap_or_default();
+        let not_joined = |up: Up| match now.saturating_sub(up.since) {
+            age if age < NOTES[0] => "has not joined yet".to_owned(),
+            age => format!("has not joined for {} s", age.as_secs()),
+        };
         let (state, pid, note) = match self.phase {
             Phase::Down { .. } if !self.is_wanted => ("stopped", 0, ended),
             Phase::Down { again } if again > now => {
                 let seconds = (again - now).as_secs_f64().ceil();
                 ("ended", 0, format!("{ended}; started again in {seconds:.0} s"))
             }
-            Phase::Down { .. } => ("queued", 0, ended),
+            Phase::Down { .. } => {
+                let waits = ahead
+                    .map(|(of, up)| format!("waits for the start of {}, which {}", of.name, not_joined(up)));
+                let notes: Vec<String> =
+                    [ended].into_iter().chain(waits).filter(|note| !note.is_empty()).collect();
+                ("queued", 0, notes.join("; "))
+            }
             Phase::Launching => ("starting", 0, ended),
             Phase::Ending { .. } => ("stopping", 0, ended),
             Phase::Up(Up { kill_at: Some(_), pid, .. }) => ("stopping", pid, String::new()),
-            Phase::Up(Up { is_started: false, pid, .. }) => {
-                ("starting", pid, "has not joined yet".to_owned())
-            }
+            Phase::Up(up @ Up { is_started: false, .. }) => ("starting", up.pid, not_joined(up)),
             Phase::Up(Up { pid, .. }) => match view.joined_as.get(&pid) {
                 Some(other) => ("running", pid, format!("has joined as {other}")),
                 None => ("running", pid, "has not joined".to_owned()),

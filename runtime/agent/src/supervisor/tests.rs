@@ -163,13 +163,96 @@ fn a_worker_that_never_joins_blocks_others_only_until_its_timeout() {
     world.launches();
     world.up("a");
     world.runs("c");
-    assert_eq!((world.launches(), world.due()), (vec![], Some(s(100) + LONGEST_START)));
+    assert_eq!((world.launches(), world.due()), (vec![], Some(s(100) + NOTES[0])));
     world.now += LONGEST_START;
     assert_eq!(world.launches(), ["b"]);
     assert_eq!(world.state("a").0, "running");
     assert!(
         matches!(world.supervisor.progress("a", None), Progress::Failed(why) if why.contains("not joined"))
     );
+}
+
+#[test]
+fn a_new_file_adds_and_removes_workers_of_a_running_agent() {
+    let worker =
+        |name: &str, lines: &str| format!("[[worker]]\nname = {name:?}\ncommand = [\"x\"]\n{lines}\n");
+    let parse = |workers: &[String]| NodeFile::parse(&workers.concat()).unwrap();
+    let mut world = World::new();
+    assert_eq!(world.launches(), ["a", "c"]);
+    world.runs("a");
+    world.runs("c");
+    assert_eq!(world.launches(), ["b"]);
+    world.up("b");
+    // "a" stays and moves, "b" and "c" are missing, "asked" is wanted now, "new" is new.
+    let asked = worker("asked", "gpus = [2]");
+    world.supervisor.set_file(&parse(&[worker("a", "gpus = [3]"), asked, worker("new", "gpus = [4]")]));
+    assert_eq!(world.launches(), ["asked", "new"]);
+    assert!(
+        world.supervisor.runs("c") && world.supervisor.ask("c", world.now).unwrap_err().contains("any more")
+    );
+    world.ends("c");
+    world.now += LONGEST_BACK_OFF;
+    assert!(world.launches().is_empty() && !world.supervisor.has("c"));
+    // A removed worker can be stopped, and comes back with its process.
+    assert!(matches!(world.supervisor.stop("b", world.now), Ok(Some(Act::Terminate { .. }))));
+    world.supervisor.set_file(&parse(&[worker("a", ""), worker("b", "")]));
+    assert_eq!(world.state("b").0, "stopping");
+    world.supervisor.exited("b", "exit 1".to_owned(), world.now);
+    world.supervisor.gone("b", world.now);
+    world.now += LONGEST_BACK_OFF;
+    assert_eq!((world.launches(), world.state("b").0), (vec![], "stopped".to_owned()));
+    // A worker that others start from now on.
+    world.supervisor.set_file(&parse(&[worker("a", "start = \"never\"")]));
+    assert!(world.supervisor.runs("a"));
+    world.ends("a");
+    assert!(world.supervisor.ask("a", world.now).unwrap_err().contains("start it yourself"));
+}
+
+/// A command that never joins keeps only its memory from others, once it is late and all sizes are known.
+#[test]
+fn a_late_start_lets_others_start_where_memory_is_free() {
+    let gib = Bytes::gib;
+    let sized = |name: &str, weights: &str| {
+        format!("[[worker]]\nname = {name:?}\nweights = {weights:?}\ncommand = [\"x\"]\n")
+    };
+    let file = |first: &str| {
+        let node = "[node]\nfloor = \"1GiB\"\n".to_owned();
+        NodeFile::parse(&(node + &sized("late", first) + &sized("next", "8GiB") + &sized("last", "8GiB")))
+            .unwrap()
+    };
+    let mut world = World { supervisor: Supervisor::new(&file("4GiB")), view: View::default(), now: s(100) };
+    assert_eq!(world.launches(), ["late"]);
+    world.up("late");
+    world.view.free.insert(GpuId(0), gib(14));
+    assert_eq!((world.launches(), world.due()), (vec![], Some(world.now + NOTES[0])));
+    assert_eq!(world.state("next").1, "waits for the start of late, which has not joined yet");
+    world.now += NOTES[0];
+    assert_eq!((world.launches(), world.due()), (vec![], Some(s(100) + LATE_START)));
+    assert_eq!(world.state("late"), ("starting".to_owned(), "has not joined for 30 s".to_owned()));
+    world.now = s(100) + LATE_START;
+    // 5 GiB of the late one, 9 GiB of the next one.
+    world.view.free.insert(GpuId(0), gib(14).saturating_sub(Bytes::new(1)));
+    assert_eq!((world.launches(), world.due()), (vec![], Some(world.now + LATE_LOOK)));
+    assert!(world.supervisor.is_held_up(world.now));
+    world.view.free.insert(GpuId(0), gib(14));
+    assert_eq!(world.launches(), ["next"], "one at a time");
+    world.up("next");
+    world.view.free.insert(GpuId(0), gib(80));
+    assert_eq!(world.launches(), [""; 0], "next is not late");
+    world.joins("next", Presence::Joined);
+    world.view.free.insert(GpuId(0), gib(5));
+    assert_eq!(world.launches(), [""; 0]);
+    world.joins("late", Presence::Joined);
+    assert_eq!(world.launches(), ["last"], "the arbiter finds memory for it");
+    // The size of the late one is not known: it may take all.
+    let mut world = World { supervisor: Supervisor::new(&file("0B")), view: View::default(), now: s(100) };
+    world.launches();
+    world.up("late");
+    world.view.free.insert(GpuId(0), gib(80));
+    world.now += LATE_START;
+    assert_eq!(world.launches(), [""; 0]);
+    world.now = s(100) + LONGEST_START;
+    assert_eq!(world.launches(), ["next"]);
 }
 
 #[test]

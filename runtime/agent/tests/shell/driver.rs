@@ -180,7 +180,7 @@ fn a_missing_driver_does_not_block_workers() {
     let mut worker = asleep(&node, "model");
     until(&node, "checkpoint-begin", 1);
     comes_back(&node, &mut worker);
-    let journal = fs::read_to_string(node.folder.path().join("glake/agent.journal")).unwrap();
+    let journal = fs::read_to_string(node.folder.path().join("glake/agent.sock.journal")).unwrap();
     assert!(journal.contains("\"away\":false"), "{journal}");
     let moments = fs::read_to_string(node.folder.path().join("moments")).unwrap();
     assert!(!moments.contains("restore"), "{moments}");
@@ -228,7 +228,7 @@ fn checkpoints_need_a_writable_journal() {
     let mut node = node(Bytes::gib(14), AFTER);
     node.agent.kill();
     // A folder blocks the path of the journal.
-    fs::create_dir(node.folder.path().join("glake/agent.new")).unwrap();
+    fs::create_dir(node.folder.path().join("glake/agent.sock.journal.new")).unwrap();
     node.restart();
     let worker = asleep(&node, "model");
     std::thread::sleep(Duration::from_millis(2500));
@@ -320,7 +320,7 @@ fn killed_at_each_moment(with_command: bool) {
         };
         let command = until(&node, moment, 1);
         // Starting before the lock is taken.
-        let journal = fs::read_to_string(node.folder.path().join("glake/agent.journal")).unwrap();
+        let journal = fs::read_to_string(node.folder.path().join("glake/agent.sock.journal")).unwrap();
         assert!(journal.contains("\"away\":true"), "{moment}: {journal}");
         node.agent.kill();
         if with_command {

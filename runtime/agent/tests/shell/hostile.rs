@@ -254,7 +254,7 @@ fn the_agent_survives_a_shortage_of_descriptors() {
 fn a_full_disk_does_not_block_grants() {
     let mut node = Node::new(Bytes::gib(24));
     node.agent.kill();
-    std::os::unix::fs::symlink("/dev/full", node.folder.path().join("glake/agent.new")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", node.folder.path().join("glake/agent.sock.journal.new")).unwrap();
     node.restart();
     let mut worker = node.joined("model 10GiB");
     worker.tell("want");

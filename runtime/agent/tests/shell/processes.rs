@@ -27,14 +27,27 @@ const TOTAL: Bytes = Bytes::gib(80);
 fn agent() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     close_inherited();
-    let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
+    if folder.join("subreaper").exists() {
+        // As process 1 of a container.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    }
+    let path = folder.join("node.toml");
+    let file = NodeFile::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
     // Duration in milliseconds.
     let limit = std::fs::read_to_string(folder.join("limit")).ok().and_then(|text| text.parse().ok());
     let limit = limit.map_or(DriverCommand::LIMIT, Duration::from_millis);
     let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new(), limit };
-    let launcher = Launcher::default();
-    let options = Options { file, socket: socket(&folder), meter, driver, launcher };
+    let launcher = Launcher { logs: folder.join("logs"), ..Launcher::default() };
+    let options = Options {
+        file,
+        path: Some(path),
+        socket: socket(&folder),
+        meter,
+        driver,
+        launcher,
+        stops_workers: folder.join("stops").exists(),
+    };
     let thread = std::fs::read_link("/proc/thread-self").unwrap();
     serve(&options, |_| println!("\nserving {}", thread.file_name().unwrap().to_str().unwrap())).unwrap();
     println!("\nended");

@@ -44,7 +44,7 @@ fn joined(node: &Node, names: &[&str]) -> Vec<u32> {
 }
 
 fn log(node: &Node, name: &str) -> PathBuf {
-    node.folder.path().join(format!("glake/agent.logs/{name}.log"))
+    node.folder.path().join(format!("logs/{name}.log"))
 }
 
 fn said(node: &Node, name: &str) -> String {
@@ -91,6 +91,112 @@ fn workers_of_the_file_are_started_and_have_nothing_of_the_agent_s() {
 }
 
 #[test]
+fn the_log_of_a_running_worker_is_bounded() {
+    // It speaks again once its log is empty.
+    let talks = "head -c 20000000 /dev/zero; while [ -s /proc/self/fd/1 ]; do sleep 0.05; done; echo again; exec sleep 300";
+    let node = node(&[script("talks", talks)]);
+    let earlier = log(&node, "talks").with_added_extension("1");
+    let is_cut = |_: &[WorkerRow]| std::fs::metadata(&earlier).is_ok_and(|found| found.len() >= 16 << 20);
+    node.until("it is cut", is_cut);
+    node.until("it goes on at the beginning", |_| said(&node, "talks").starts_with("again\n"));
+}
+
+#[test]
+fn all_workers_are_stopped_with_the_agent_and_after_its_death() {
+    let slow = "trap 'echo ends; exit' TERM; while :; do sleep 0.05; done";
+    let mut node =
+        node(&[worker("a", ""), script("slow", slow).replace("[[worker]]", "[[worker]]\ngpus = [1]")]);
+    let both = |node: &Node| {
+        let is_up =
+            |rows: &[WorkerRow]| has_joined(rows, "a") && row(rows, "slow").is_some_and(|row| row.pid != 0);
+        let rows = node.until("both run", is_up);
+        ["a", "slow"].map(|name| row(&rows, name).unwrap().pid)
+    };
+    // With the agent, which answers what goes on.
+    let by_hand = node.joined("by-hand 1GiB");
+    let pids = both(&node);
+    let answers = node.ask(Ask::StopAll).unwrap();
+    let left: Vec<u32> = answers
+        .iter()
+        .filter_map(|row| if let glake_wire::Answer::Row(row) = row { Some(row.pid) } else { None })
+        .collect();
+    assert_eq!(left, [by_hand.child.id()]);
+    assert!(pids.iter().all(|pid| !lives(*pid)) && lives(by_hand.child.id()));
+    node.agent.hear("ended").unwrap();
+    assert!(said(&node, "slow").ends_with("ends\n"));
+    // They start again with the next agent, and end after its death.
+    node.restart();
+    let pids = both(&node);
+    node.agent.kill();
+    let socket = crate::processes::socket(node.folder.path());
+    assert_eq!(glake_agent::stop_started(&socket).unwrap(), ["a", "slow"]);
+    assert!(pids.iter().all(|pid| !lives(*pid)));
+    assert_eq!(glake_agent::stop_started(&socket).unwrap(), [""; 0]);
+    // With an agent that is told so at its start.
+    std::fs::write(node.folder.path().join("stops"), "").unwrap();
+    node.restart();
+    let pids = both(&node);
+    assert!(matches!(glake_agent::stop_started(&socket), Err(glake_agent::StopError::Listen(_))));
+    node.agent.signal(Signal::TERM);
+    node.agent.hear("ended").unwrap();
+    assert!(pids.iter().all(|pid| !lives(*pid)));
+}
+
+/// As process 1 of a container, the agent is the parent of all orphans.
+#[test]
+fn orphans_are_reaped_and_exit_codes_kept() {
+    // The child of a subshell loses its parent, and ends.
+    let orphans = "for n in 1 2 3; do (sleep 0.2 & echo left $!); done; sleep 0.4; exit 3";
+    let mut node = node(&[script("leaves", orphans)]);
+    std::fs::write(node.folder.path().join("subreaper"), "").unwrap();
+    node.agent.kill();
+    std::fs::remove_file(log(&node, "leaves")).unwrap_or_default();
+    node.restart();
+    let told = |rows: &[WorkerRow]| row(rows, "leaves").and_then(|row| row.note.clone()).unwrap_or_default();
+    let mut agent = node.agent.child.id().to_string();
+    agent.insert_str(0, "PPid:\t");
+    let zombies = || {
+        let entries = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("status"));
+        let statuses = entries.filter_map(|path| std::fs::read_to_string(path).ok());
+        statuses
+            .filter(|status| status.contains("State:\tZ") && status.lines().any(|line| line == agent))
+            .count()
+    };
+    node.until("its exit code is known", |rows| told(rows).starts_with("exit 3"));
+    node.until("its orphans are reaped", |_| {
+        said(&node, "leaves").matches("left").count() >= 3 && zombies() == 0
+    });
+}
+
+#[test]
+fn a_hangup_reads_the_file_again() {
+    let node = node(&[]);
+    let write = |text: &str| {
+        std::fs::write(node.folder.path().join("node.toml"), text).unwrap();
+        node.agent.signal(Signal::HUP);
+    };
+    let file = |budget: u64, workers: &[String]| {
+        let node = format!("[node]\nbudget = {}\nfloor = \"512MiB\"\n", Bytes::gib(budget).get());
+        node + &workers.concat()
+    };
+    write(&file(24, &[worker("a", "weights = \"1GiB\""), worker("b", "gpus = [1]\nweights = \"1GiB\"")]));
+    let pids = joined(&node, &["a", "b"]);
+    let limit = || node.metrics().of("glake_gpu_limit_bytes{gpu=\"0\"}");
+    let before = limit();
+    // A file that is refused changes nothing: a later one is read.
+    for refused in ["budget = ", &file(100_000, &[]), &file(1, &[worker("c", "weights = \"2GiB\"")])] {
+        write(refused);
+    }
+    write(&file(20, &[worker("b", "gpus = [1]\nweights = \"1GiB\"\npriority = 3")]));
+    node.until("the budget falls", |_| limit() < before);
+    assert_eq!(joined(&node, &["a", "b"]), pids, "a missing worker goes on");
+    kill(pids[0]);
+    node.until("it ends", |rows| row(rows, "a").is_none());
+    assert!(lives(pids[1]));
+    node.ask(Ask::Start { worker: "a".to_owned() }).unwrap_err();
+}
+
+#[test]
 fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
     let mut node = node(&[worker("a", ""), worker("b", "")]);
     let pids = joined(&node, &["a", "b"]);
@@ -108,7 +214,7 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
     }
     // The agent died between a start and the record of its process.
     node.agent.kill();
-    let starts = node.folder.path().join("glake/agent.starts");
+    let starts = node.folder.path().join("glake/agent.sock.starts");
     let text = std::fs::read_to_string(&starts).unwrap();
     let cut = |text: &str| {
         let mut written: serde_json::Value = serde_json::from_str(text).unwrap();
@@ -118,7 +224,7 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
     };
     assert_ne!(cut(&text), text);
     std::fs::write(&starts, cut(&text)).unwrap();
-    std::fs::remove_file(node.folder.path().join("glake/agent.journal")).unwrap();
+    std::fs::remove_file(node.folder.path().join("glake/agent.sock.journal")).unwrap();
     node.restart();
     assert_eq!(joined(&node, &["a", "b"]), pids);
     for name in ["a", "b"] {
@@ -137,7 +243,7 @@ fn a_reused_process_number_is_not_the_old_process() {
         "{{\"started\":[{{\"name\":\"a\",\"mark\":\"1-1\",\"peer\":{{\"pid\":{},\"start\":1}}}}],\"stopped\":[]}}",
         std::process::id()
     );
-    std::fs::write(node.folder.path().join("glake/agent.starts"), started).unwrap();
+    std::fs::write(node.folder.path().join("glake/agent.sock.starts"), started).unwrap();
     node.restart();
     let again = node.until("it is started", |rows| has_joined(rows, "a") && rows[0].pid != pids[0]);
     assert_ne!(again[0].pid, std::process::id());

@@ -80,6 +80,9 @@ pub enum Ask {
         /// Name of the worker.
         worker: String,
     },
+    /// Stops all workers that the agent started, then the agent; answered when the processes have ended, with a row for each worker that
+    /// continues because the agent did not start it.
+    StopAll,
     /// Lists the last decisions.
     Explain,
     /// Returns the agent's metrics in Prometheus' text format.

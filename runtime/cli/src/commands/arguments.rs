@@ -111,8 +111,9 @@ pub enum Command {
     Start(node::WorkerArguments),
     /// A worker that the agent has started ends, and is not started again until somebody asks for it
     ///
-    /// SIGTERM to all its processes, after 10 s SIGKILL: ends when they have.
-    Stop(node::WorkerArguments),
+    /// SIGTERM to all its processes, after 10 s SIGKILL: ends when they have. --all ends the agent and all workers that it has started; if
+    /// the agent has ended already, its workers.
+    Stop(node::StopArguments),
     /// The last decisions of the node agent: who waited, who was chosen, why, predicted and real times
     Explain(node::ExplainArguments),
     /// A process that was shrunk leaves its GPUs wholly, its context too, and comes back

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use glake_agent::ask;
+use glake_agent::{ClientError, ask, stop_started};
 use glake_runtime::config::{Config, Environment, Sources};
 use glake_wire::{Answer, Ask, DecisionRow, Request, WorkerRow, find_socket};
 
@@ -33,7 +33,20 @@ pub struct PsArguments {
     metrics: bool,
 }
 
-/// Arguments of `glake shrink`, `refill`, `start` and `stop`.
+/// Arguments of `glake stop`.
+#[derive(Debug, Args)]
+pub struct StopArguments {
+    /// Name of the worker, as glake ps shows it
+    #[arg(value_name = "W", required_unless_present = "all")]
+    worker: Option<String>,
+    /// End the agent and all workers that it has started
+    #[arg(long, conflicts_with = "worker")]
+    all: bool,
+    #[command(flatten)]
+    agent: Agent,
+}
+
+/// Arguments of `glake shrink`, `refill` and `start`.
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
     /// Name of the worker, as glake ps shows it
@@ -191,7 +204,7 @@ pub(super) fn shrink(
 ) -> Result<(), Failure> {
     let worker = arguments.worker.clone();
     answer(&arguments.agent, sources, config, Ask::Shrink { worker })?;
-    done(arguments, "shrunk", output)
+    done(&arguments.worker, "shrunk", output)
 }
 
 pub(super) fn refill(
@@ -202,7 +215,7 @@ pub(super) fn refill(
 ) -> Result<(), Failure> {
     let worker = arguments.worker.clone();
     answer(&arguments.agent, sources, config, Ask::Refill { worker })?;
-    done(arguments, "refilled", output)
+    done(&arguments.worker, "refilled", output)
 }
 
 pub(super) fn start(
@@ -213,25 +226,62 @@ pub(super) fn start(
 ) -> Result<(), Failure> {
     let worker = arguments.worker.clone();
     answer(&arguments.agent, sources, config, Ask::Start { worker })?;
-    done(arguments, "started", output)
+    done(&arguments.worker, "started", output)
 }
 
 pub(super) fn stop(
-    arguments: &WorkerArguments,
+    arguments: &StopArguments,
     sources: &Sources,
     config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let worker = arguments.worker.clone();
-    answer(&arguments.agent, sources, config, Ask::Stop { worker })?;
-    done(arguments, "stopped", output)
+    let Some(worker) = arguments.worker.clone() else {
+        return stop_all(arguments, sources, config, output);
+    };
+    answer(&arguments.agent, sources, config, Ask::Stop { worker: worker.clone() })?;
+    done(&worker, "stopped", output)
 }
 
-fn done(arguments: &WorkerArguments, what: &str, output: &mut Output) -> Result<(), Failure> {
+/// Stops the agent and its workers; if the agent has ended, the workers that it left behind.
+fn stop_all(
+    arguments: &StopArguments,
+    sources: &Sources,
+    config: &Config,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let socket = socket(arguments.agent.socket.as_deref(), config, &sources.environment)?;
+    let (stopped, left) = match ask(&socket, Ask::StopAll) {
+        Ok(rows) => {
+            let left =
+                rows.into_iter().filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None });
+            ("the agent and its workers".to_owned(), left.collect::<Vec<_>>())
+        }
+        Err(ClientError::Nobody(_)) => match stop_started(&socket).map_err(Failure::failed)? {
+            names if names.is_empty() => {
+                return Err(Failure::failed(format_args!(
+                    "no agent serves {}, and none has left workers behind there",
+                    socket.display()
+                )));
+            }
+            names => (names.join(", "), Vec::new()),
+        },
+        Err(error) => return Err(Failure::failed(error)),
+    };
     if output.is_json() {
-        return output.object(&serde_json::json!({ "worker": arguments.worker, "done": what }));
+        let left: Vec<&str> = left.iter().map(|row| row.worker.as_str()).collect();
+        return output.object(&serde_json::json!({ "worker": null, "done": "stopped", "left": left }));
     }
-    output.text(&format!("{}: {what}", arguments.worker))
+    output.text(&format!("{stopped}: stopped"))?;
+    left.iter().try_for_each(|row| {
+        output.text(&format!("{} goes on: the agent did not start process {}", row.worker, row.pid))
+    })
+}
+
+fn done(worker: &str, what: &str, output: &mut Output) -> Result<(), Failure> {
+    if output.is_json() {
+        return output.object(&serde_json::json!({ "worker": worker, "done": what }));
+    }
+    output.text(&format!("{worker}: {what}"))
 }
 
 pub(super) fn explain(

@@ -1,13 +1,12 @@
 //! `glake serve`.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
-use glake_agent::{DriverCommand, Launcher, Options, ServeError, close_inherited};
+use clap::{Args, ValueEnum};
+use glake_agent::{DriverCommand, Launcher, Options, ServeError, close_inherited, read_file};
 use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, Nvml};
 use glake_runtime::config::{Config, DeviceChoice, Environment};
@@ -32,12 +31,27 @@ pub struct ServeArguments {
     /// /run/user/UID/glake/agent.sock for others]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Folder for the output of started workers, one NAME.log each [default: beside the socket, agent.logs]
+    /// Folder for the output of started workers, one NAME.log each [default: LOGS_DIRECTORY of systemd, else $XDG_STATE_HOME/glake; without
+    /// that, /var/log/glake for root and ~/.local/state/glake for others. Below that, another socket than the default one has a folder of its
+    /// own]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
+    /// What happens to the workers that it has started when the agent ends by a signal [default: keep; as process 1, whose end is theirs:
+    /// stop]
+    #[arg(long, value_name = "WHAT", value_enum)]
+    at_exit: Option<AtExit>,
     /// Say whether the file, its commands, the GPUs and the socket's folder are in order, and end
     #[arg(long)]
     check: bool,
+}
+
+/// Fate of started workers at the end of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AtExit {
+    /// They go on, and join the next agent
+    Keep,
+    /// SIGTERM, after 10 s SIGKILL
+    Stop,
 }
 
 const EXAMPLES: &str = "\
@@ -77,17 +91,23 @@ Workers with a command are started by the agent, and run on without it:
       boot: with the agent [default]; request: at glake refill W or glake start
       W; never: by others
   One worker of a GPU starts at a time: the next one when it has joined and
-  loaded, or has not within 10 minutes. One that ends is started again after 1
-  s, then after twice as long each time, 60 s at most. It has no input; what it
-  says is added to NAME.log, which may be cut while it runs (truncate -s 0), and
-  which a start moves to NAME.log.1 from 64 MiB on.
+  loaded, or has not within 10 minutes. If it has not joined within a minute,
+  the next one starts where the free memory holds both (weights, kv). One that ends is started again after 1
+  s, then after twice as long each time, 60 s at most. It has no input; its
+  output is added to NAME.log, which may be cut while it runs (truncate -s 0).
+  From 16 MiB on, the agent moves the text to NAME.log.1, of which 16 MiB stay.
   glake stop W ends one: SIGTERM, after 10 s SIGKILL; it stays so until
   glake start W.
 
-Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join
+Signals:      SIGHUP, also that of a closed terminal, reads NODE.toml again:
+              [node], priorities and the like apply at once, new workers start,
+              a changed command at its next start; missing workers run on. A
+              file with a mistake changes nothing, and the log says why.
+              SIGTERM and SIGINT end it; workers keep what they have, and join
               the next one, which starts none of them again; those that are
               checkpointed are restored before, as far as there is room, for 20
-              s at most. To end the workers too: glake stop W, before
+              s at most. To end the workers too: --at-exit stop, or glake stop
+              --all, before or after
 systemd:      Type=notify; with a .socket unit, connections wait while it
               restarts; KillMode=process, or the workers end with it";
 
@@ -101,26 +121,28 @@ pub(super) fn run(
     environment: &Environment,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let file = match &arguments.file {
-        Some(path) => {
-            let text = fs::read_to_string(path);
-            let text = text.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
-            NodeFile::parse(&text)
-                .map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?
-        }
+    let path = arguments.file.as_ref().map(std::path::absolute).transpose().map_err(Failure::usage)?;
+    let file = match &path {
+        Some(path) => read_file(path).map_err(Failure::usage)?,
         None => NodeFile::parse("").map_err(Failure::usage)?,
     };
-    if file.node.budget.is_some() && !file.workers.is_empty() {
-        let fits = file.check_fit();
-        let path = arguments.file.clone().unwrap_or_default();
-        fits.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
-    }
     // The file may have been one of these; what asks for the GPUs' memory opens more.
     close_inherited();
     let default = || default_path(runtime_dir(environment)).map_err(Failure::usage);
     let socket = named_socket(arguments.socket.as_deref(), config).map_or_else(default, Ok)?;
-    let launcher = Launcher { logs: arguments.logs.clone(), environment: device(config) };
-    let options = Options { file, socket, meter: meter(config)?, driver: driver(config), launcher };
+    let logs = match arguments.logs.clone().or_else(|| log_folder(&socket, environment)) {
+        Some(folder) => folder,
+        None if file.workers.iter().all(|worker| worker.command.is_empty()) => PathBuf::new(),
+        None => {
+            let why = "there is no folder for logs of workers: HOME is not set; name one (--logs DIR)";
+            return Err(Failure::usage(why));
+        }
+    };
+    let launcher = Launcher { logs, environment: device(config) };
+    let keeps = if std::process::id() == 1 { AtExit::Stop } else { AtExit::Keep };
+    let stops_workers = arguments.at_exit.unwrap_or(keeps) == AtExit::Stop;
+    let (meter, driver) = (meter(config)?, driver(config));
+    let options = Options { file, path, socket, meter, driver, launcher, stops_workers };
     if arguments.check {
         if options.file.node.checkpoint_after().is_some() {
             checkpoint::driver(config).map_err(|failure| failure.about("[node] checkpoint_after_s"))?;
@@ -128,15 +150,34 @@ pub(super) fn run(
         options.check_commands().map_err(Failure::usage)?;
         return check(&options, config, output);
     }
-    let told = |path: &std::path::Path| {
-        let _ = writeln!(
-            io::stderr(),
-            "glake: serving {}; for its workers:\n{}",
-            path.display(),
-            exports(path, config)
-        );
+    let logs = match options.started() {
+        (0, _) => String::new(),
+        (_, folder) => format!("; logs of workers in {}", folder.display()),
+    };
+    let told = |path: &Path| {
+        let (socket, exports) = (path.display(), exports(path, config));
+        let _ = writeln!(io::stderr(), "glake: serving {socket}{logs}; for its workers:\n{exports}");
     };
     glake_agent::serve(&options, told).map_err(failure)
+}
+
+/// Returns the default folder of the logs of an agent's workers, outside the socket's folder, which is in memory. `None` if the environment
+/// names no folder of this user.
+fn log_folder(socket: &Path, environment: &Environment) -> Option<PathBuf> {
+    let folder = |name| environment.get(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
+    // systemd creates this folder for the unit alone (LogsDirectory=). It may name several.
+    let of_unit = environment.get("LOGS_DIRECTORY").and_then(|folders| std::env::split_paths(folders).next());
+    if let Some(of_unit) = of_unit.filter(|folder| folder.is_absolute()) {
+        return Some(of_unit);
+    }
+    let base = match folder("XDG_STATE_HOME") {
+        Some(state) => state.join("glake"),
+        None if rustix::process::geteuid().is_root() => PathBuf::from("/var/log/glake"),
+        None => folder("HOME")?.join(".local/state/glake"),
+    };
+    let is_default = default_path(runtime_dir(environment)).is_ok_and(|default| default == socket);
+    // The names of workers are unique only within an agent.
+    Some(if is_default { base } else { base.join(socket.strip_prefix("/").unwrap_or(socket)) })
 }
 
 /// Returns shell exports for starting workers: the agent's socket, and the simulated GPUs or the worker's name.

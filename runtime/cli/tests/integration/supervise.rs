@@ -57,6 +57,7 @@ fn command(folder: &Path, words: &[&str]) -> Command {
         .args(words)
         .env_clear()
         .env("XDG_RUNTIME_DIR", folder)
+        .env("XDG_STATE_HOME", folder.join("state"))
         .env("PATH", "/usr/bin:/bin")
         .env(FOLDER, folder);
     command
@@ -75,10 +76,12 @@ impl Agent {
 
     fn serve(folder: &Path) -> Child {
         let mut command = command(folder, &["serve", folder.join("node.toml").to_str().unwrap()]);
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
-        assert!(said.contains("serving"), "{said}");
+        let mut child = command.env("GLAKE_LOG", "info").stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.as_mut().unwrap()).lines().map_while(Result::ok);
+        let said = lines.into_iter().find(|line| line.contains("serving")).unwrap_or_default();
+        let logs = format!("; logs of workers in {};", folder.join("state/glake").display());
+        let has_workers = std::fs::read_to_string(folder.join("node.toml")).unwrap().contains("command");
+        assert!(said.contains("serving") && said.contains(&logs) == has_workers, "{said}");
         child
     }
 
@@ -140,9 +143,38 @@ fn a_worker_of_the_file_joins_by_its_name_and_outlives_the_agent() {
     assert!(agent.ask(&["start", "chat"]).status.success());
     let again = agent.row("chat");
     assert!(again["pid"] != pid && again["pid"] != 0, "{again}");
-    let log = std::fs::read_to_string(agent.folder.path().join("glake/agent.logs/chat.log")).unwrap();
+    let log = std::fs::read_to_string(agent.folder.path().join("state/glake/chat.log")).unwrap();
     assert_eq!(log.matches("\nserves\n").count(), 2, "{log}");
     agent.ask(&["stop", "chat"]);
+}
+
+/// The terminal's end is a SIGHUP, and no message can be written from then on.
+#[test]
+fn a_closed_terminal_ends_neither_the_agent_nor_its_workers() {
+    let mut agent = Agent::start("");
+    drop(agent.child.stderr.take());
+    let path = agent.folder.path().join("node.toml");
+    std::fs::write(&path, "[[worker]]\nname = \"w\"\ncommand = [\"sleep\", \"300\"]\n").unwrap();
+    let pid = rustix::process::Pid::from_child(&agent.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    // The agent has logged what changed.
+    agent.until("w", |row| row["state"] == "starting");
+    // The agent ends, and its worker does not; it can be ended afterwards.
+    let worker = agent.row("w")["pid"].as_i64().unwrap();
+    agent.child.kill().unwrap();
+    agent.child.wait().unwrap();
+    let status = || std::fs::read_to_string(format!("/proc/{worker}/stat")).unwrap_or_default();
+    let lives = || !status().is_empty() && !status().contains(") Z ");
+    assert!(lives());
+    let stopped = agent.ask(&["stop", "--all"]);
+    assert!(stopped.status.success() && stopped.stdout == b"w: stopped\n", "{stopped:?}");
+    assert!(!lives());
+    let error = String::from_utf8(agent.ask(&["stop", "--all"]).stderr).unwrap();
+    assert!(error.contains("and none has left workers behind there"), "{error}");
+    agent.child = Agent::serve(agent.folder.path());
+    let stopped = agent.ask(&["stop", "--all"]);
+    assert_eq!(String::from_utf8(stopped.stdout).unwrap(), "the agent and its workers: stopped\n");
+    assert!(agent.child.wait().unwrap().success());
 }
 
 /// The worker's own shrink puts more into host memory than the agent's file allows all workers.
@@ -174,6 +206,10 @@ fn how_a_worker_ended_stands_in_the_table() {
     agent.until("w", |row| row["note"].as_str().unwrap_or_default().starts_with("exit 1"));
     let text = String::from_utf8(agent.ask(&["ps"]).stdout).unwrap();
     assert!(text.lines().next().unwrap().trim_end().ends_with("note") && text.contains("exit 1"), "{text}");
+    let failed = agent.ask(&["start", "w"]);
+    let log = format!("its log is {}\n", agent.folder.path().join("state/glake/w.log").display());
+    let error = String::from_utf8(failed.stderr).unwrap();
+    assert!(error.contains("ended: exit 1") && error.ends_with(&log), "{error}");
     let unknown = agent.ask(&["start", "x"]);
     let error = String::from_utf8(unknown.stderr).unwrap();
     assert!(unknown.status.code() == Some(1) && error.contains("the agent's file has w"), "{error}");
@@ -187,11 +223,14 @@ fn what_cannot_be_started_is_said_by_a_check() {
     std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let path = folder.path().join("node.toml");
     let logs = open.display().to_string();
+    let socket = folder.path().join("other/a.sock").display().to_string();
+    let logs_of_socket = format!("logs in {}/state/glake{socket}\n", folder.path().display());
     let worker = |name: &str, lines: &str| format!("[[worker]]\nname = {name:?}\n{lines}\n");
     for (text, more, says) in [
         (worker("w", "command = [\"true\"]"), &[][..], "1 of the workers are started by the agent, logs in"),
         (worker("w", "command = [\"true\"]"), &["--logs", &logs], "has mode 0777: others may write to it"),
         (worker("w", "command = [\"true\"]"), &["--logs", "logs"], "does not begin at the root"),
+        (worker("w", "command = [\"true\"]"), &["--socket", &socket], &logs_of_socket),
         (worker("w", "command = [\"no-such\"]"), &[], "starts \"no-such\", and no folder of PATH has it"),
         (worker("w", "command = [\"/etc/passwd\"]"), &[], "starts \"/etc/passwd\", which is not executable"),
         (worker("w", "command = [\"/no/such\"]"), &[], "and no such file is there"),

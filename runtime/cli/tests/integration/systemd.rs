@@ -46,6 +46,7 @@ impl Unit {
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_glake"), "--device", &device]).args(words);
         command.env_clear().env("XDG_RUNTIME_DIR", self.folder.path()).env("PATH", "/usr/bin:/bin");
+        command.env("LOGS_DIRECTORY", self.path("logs"));
         command
     }
 
@@ -73,7 +74,7 @@ impl Unit {
     fn said(&self) -> String {
         let end = Instant::now() + LONG;
         loop {
-            let log = std::fs::read_to_string(self.path("glake/agent.logs/w.log")).unwrap_or_default();
+            let log = std::fs::read_to_string(self.path("logs/w.log")).unwrap_or_default();
             if log.contains("\nall\n") {
                 return log;
             }
