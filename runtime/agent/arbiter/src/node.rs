@@ -162,6 +162,9 @@ pub enum NodeError {
     /// Two workers have the same name.
     #[error("two workers are called {name:?}: give each a name of its own")]
     Twice { name: String },
+    /// The file has more workers than a server runs.
+    #[error("there are {found} workers: a server has at most {most}")]
+    TooMany { found: usize, most: usize },
     /// A value is out of range.
     #[error("{key} of {whom} is {found}: {allowed}")]
     Value {
@@ -230,6 +233,42 @@ pub enum NodeError {
     },
 }
 
+/// Range of a figure. Figures outside are mistakes, and the times that are computed from them would overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Range {
+    /// Tokens per second.
+    Tokens,
+    /// Milliseconds of a step.
+    Step,
+    Seconds,
+    Milliseconds,
+    /// Rate of a link in GB/s.
+    Link,
+}
+
+impl Range {
+    pub(crate) fn has(self, found: f64) -> bool {
+        let allowed = match self {
+            Range::Tokens => 0.1..=1e9,
+            Range::Step => 0.001..=60_000.0,
+            Range::Seconds => f64::MIN_POSITIVE..=1e9,
+            Range::Milliseconds => f64::MIN_POSITIVE..=1e6,
+            Range::Link => 0.001..=1e6,
+        };
+        allowed.contains(&found)
+    }
+
+    pub(crate) const fn allowed(self) -> &'static str {
+        match self {
+            Range::Tokens => "give tokens per second, from 0.1 to 1e9",
+            Range::Step => "give milliseconds, from 0.001 to 60000",
+            Range::Seconds => "give seconds, above 0 and at most 1e9",
+            Range::Milliseconds => "give milliseconds, above 0 and at most 1e6",
+            Range::Link => "give GB/s, from 0.001 to 1e6",
+        }
+    }
+}
+
 impl Node {
     /// Minimum of `checkpoint_after_s`, so that a worker is not checkpointed between two requests.
     const LEAST_CHECKPOINT_AFTER: Duration = Duration::from_secs(1);
@@ -265,29 +304,43 @@ impl Node {
 }
 
 impl NodeFile {
+    /// Maximum number of workers.
+    pub const MOST_WORKERS: usize = 1024;
+    /// Maximum number of GPUs of a worker.
+    const MOST_GPUS: usize = 64;
+
     /// Parses the text of a file and validates its values.
     ///
     /// # Errors
     /// [`NodeError`].
     pub fn parse(text: &str) -> Result<Self, NodeError> {
         let file: NodeFile = toml::from_str(text)?;
+        if file.workers.len() > Self::MOST_WORKERS {
+            return Err(NodeError::TooMany { found: file.workers.len(), most: Self::MOST_WORKERS });
+        }
         let mut names = BTreeSet::new();
         for worker in &file.workers {
             if !names.insert(&worker.name) {
                 return Err(NodeError::Twice { name: worker.name.clone() });
             }
             let whom = || format!("worker {:?}", worker.name);
-            let positive = "give a number above 0";
-            let value = |key, found: f64| match found.is_finite() && found > 0.0 {
+            let value = |key, found: f64, range: Range| match range.has(found) {
                 true => Ok(()),
-                false => {
-                    Err(NodeError::Value { whom: whom(), key, found: found.to_string(), allowed: positive })
-                }
+                false => Err(NodeError::Value {
+                    whom: whom(),
+                    key,
+                    found: format!("{found:?}"),
+                    allowed: range.allowed(),
+                }),
             };
-            value("prefill_tok_s", worker.prefill_tok_s)?;
-            value("decode_ms", worker.decode_ms)?;
-            worker.deadline_s.map_or(Ok(()), |seconds| value("deadline_s", seconds))?;
-            worker.max_pause.map_or(Ok(()), |seconds| value("max_pause", seconds))?;
+            value("prefill_tok_s", worker.prefill_tok_s, Range::Tokens)?;
+            value("decode_ms", worker.decode_ms, Range::Step)?;
+            worker.deadline_s.map_or(Ok(()), |seconds| value("deadline_s", seconds, Range::Seconds))?;
+            worker.max_pause.map_or(Ok(()), |seconds| value("max_pause", seconds, Range::Seconds))?;
+            if worker.gpus.len() > Self::MOST_GPUS {
+                let (found, allowed) = (format!("a list of {}", worker.gpus.len()), "give at most 64 GPUs");
+                return Err(NodeError::Value { whom: whom(), key: "gpus", found, allowed });
+            }
             let gpus: BTreeSet<_> = worker.gpus.iter().collect();
             if gpus.is_empty() || gpus.len() != worker.gpus.len() {
                 let (found, allowed) = (format!("{:?}", worker.gpus), "name each GPU once, as [0]");
@@ -298,13 +351,13 @@ impl NodeFile {
         let value = |key, found: String, allowed| {
             Err(NodeError::Value { whom: "[node]".to_owned(), key, found, allowed })
         };
-        if let Some(rate) = file.node.link_gbps.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
-            return value("link_gbps", rate.to_string(), "give GB/s, above 0");
+        if let Some(rate) = file.node.link_gbps.filter(|rate| !Range::Link.has(*rate)) {
+            return value("link_gbps", format!("{rate:?}"), Range::Link.allowed());
         }
         if let Some(after) = file.node.checkpoint_after_s
-            && !Duration::try_from_secs_f64(after).is_ok_and(|after| after >= Node::LEAST_CHECKPOINT_AFTER)
+            && !(Range::Seconds.has(after) && after >= Node::LEAST_CHECKPOINT_AFTER.as_secs_f64())
         {
-            return value("checkpoint_after_s", after.to_string(), "give seconds, 1 or more");
+            return value("checkpoint_after_s", format!("{after:?}"), "give seconds, 1 or more, at most 1e9");
         }
         if file.node.budget.is_some() && file.node.capacity().is_zero() {
             let found = file.node.budget.unwrap_or_default().to_string();
@@ -327,6 +380,11 @@ impl NodeFile {
         if self.workers.is_empty() {
             return Err(NodeError::NoWorker);
         }
+        let mut workers: BTreeMap<u16, u64> = BTreeMap::new();
+        self.workers
+            .iter()
+            .flat_map(|worker| &worker.gpus)
+            .for_each(|gpu| *workers.entry(*gpu).or_default() += 1);
         for worker in &self.workers {
             let needs = worker.share();
             if needs.is_zero() {
@@ -339,8 +397,8 @@ impl NodeFile {
                 });
             }
             for &gpu in &worker.gpus {
-                let there = self.workers.iter().filter(|other| other.gpus.contains(&gpu)).count();
-                let contexts = self.node.floor().checked_mul(there as u64).unwrap_or(Bytes::MAX);
+                let there = workers.get(&gpu).copied().unwrap_or(0);
+                let contexts = self.node.floor().checked_mul(there).unwrap_or(Bytes::MAX);
                 let room = self.node.capacity().saturating_sub(contexts);
                 if needs > room {
                     let name = worker.name.clone();

@@ -1,15 +1,16 @@
 //! `glake plan`.
 
-use std::fs;
-use std::io::Read as _;
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use glake_arbiter::node::NodeFile;
-use glake_arbiter::plan::{self, Calibration, Figures, Load, Policy, Tally, Trace};
+use glake_arbiter::plan::{self, Calibration, Figures, Load, PlanError, Policy, Tally, Trace, TraceError};
 use glake_replay::plot::{self, Distribution};
+use glake_units::Bytes;
 
 use super::Failure;
 use super::output::{Output, Progress, table};
@@ -116,8 +117,8 @@ JSON fields (times in seconds, null where a figure does not apply):
   refilled_bytes, bytes_per_request, link_duty, denied, density";
 
 fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "it is a number above 0".to_owned())
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e9);
+    number.ok_or_else(|| "it is a number above 0, at most 1e9".to_owned())
 }
 
 fn zipf(text: &str) -> Result<f64, String> {
@@ -133,19 +134,27 @@ pub(super) fn run(arguments: &PlanArguments, output: &mut Output) -> Result<(), 
     }
     let asked = Asked::read(arguments)?;
     let policies = if arguments.policy.is_empty() { &Policy::ALL[..] } else { &arguments.policy };
-    let progress = Progress::new(policies.len() as u64 * arguments.seeds);
+    let seeds = asked.seeds();
+    if seeds < arguments.seeds {
+        let reason = "without --rate and --assign no seed changes the requests";
+        let _ = writeln!(io::stderr(), "glake: one run instead of {}: {reason}", arguments.seeds);
+    }
+    let progress = Progress::new(policies.len() as u64 * seeds);
     let (mut figures, mut curves) = (Vec::new(), Vec::new());
     for (place, &policy) in policies.iter().enumerate() {
         let mut tally = Tally::default();
-        for seed in 0..arguments.seeds {
+        for seed in 0..seeds {
             progress.say(policy.name());
-            tally.add(asked.run(policy, arguments.seed.saturating_add(seed)));
-            progress.reach(place as u64 * arguments.seeds + seed + 1);
+            tally.add(asked.run(policy, arguments.seed.saturating_add(seed)).map_err(Failure::usage)?);
+            progress.reach(place as u64 * seeds + seed + 1);
         }
-        curves.push(Distribution { name: policy.name().to_owned(), values: tally.ttft.clone() });
+        if arguments.plot.is_some() {
+            curves.push(Distribution { name: policy.name().to_owned(), values: tally.ttft.clone() });
+        }
         let density = arguments.slo.map(|slo| {
             asked.density(policy, slo, &mut |count| progress.say(format!("{policy}, {count} workers")))
         });
+        let density = density.transpose().map_err(Failure::usage)?;
         let of_one = tally.figures(policy.name(), density);
         if output.is_json() {
             progress.pause(|| output.object(&of_one))?;
@@ -177,15 +186,15 @@ impl<'a> Asked<'a> {
             Failure::usage(format!("{}: {error}", path.display()))
         };
         let workers = &arguments.workers;
-        let file = NodeFile::parse(&text(workers)?).map_err(|error| of(workers, &error))?;
+        let file = NodeFile::parse(&settings(workers)?).map_err(|error| of(workers, &error))?;
         file.check_fit().map_err(|error| of(workers, &error))?;
         let calibration = match &arguments.calibration {
             Some(path) => {
-                Calibration::parse(&text(path)?, &file.workers).map_err(|error| of(path, &error))?
+                Calibration::parse(&settings(path)?, &file.workers).map_err(|error| of(path, &error))?
             }
             None => Calibration::of(&file.node),
         };
-        let trace = Trace::parse(&text(&arguments.trace)?).map_err(|error| of(&arguments.trace, &error))?;
+        let trace = trace(&arguments.trace)?;
         let load = Load {
             rate: arguments.rate,
             duration: arguments.duration.map(Duration::from_secs_f64),
@@ -198,17 +207,24 @@ impl<'a> Asked<'a> {
         if load.rate.is_some() && load.duration.is_none() && trace.span().is_zero() {
             return Err(of(&arguments.trace, &"its requests come all at once: say how long with --duration"));
         }
+        let seeds = if load.is_fixed() { 1 } else { arguments.seeds };
+        load.check_count(&trace, seeds).map_err(|error| of(&arguments.trace, &error))?;
         let name = arguments.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Asked { arguments, name, file, calibration, trace, load })
     }
 
-    fn run(&self, policy: Policy, seed: u64) -> Tally {
+    /// Returns the number of runs: one if no seed changes the requests.
+    fn seeds(&self) -> u64 {
+        if self.load.is_fixed() { 1 } else { self.arguments.seeds }
+    }
+
+    fn run(&self, policy: Policy, seed: u64) -> Result<Tally, PlanError> {
         let names: Vec<&str> = self.file.workers.iter().map(|worker| worker.name.as_str()).collect();
-        let requests = self.load.draw(&self.trace, &names, seed);
+        let requests = self.load.draw(&self.trace, &names, seed)?;
         plan::run(&self.file, &self.calibration, &requests, policy, self.contention())
     }
 
-    fn density(&self, policy: Policy, slo: f64, done: &mut dyn FnMut(usize)) -> usize {
+    fn density(&self, policy: Policy, slo: f64, done: &mut dyn FnMut(usize)) -> Result<usize, PlanError> {
         let seeds = self.arguments.seed..self.arguments.seed.saturating_add(self.arguments.seeds);
         let question = plan::Density {
             file: &self.file,
@@ -226,19 +242,59 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A file's text, unpacked where it is gzip.
-fn text(path: &Path) -> Result<String, Failure> {
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::usage(format!("cannot read {}: {error}", path.display()));
-    let bytes = fs::read(path).map_err(|error| failed(&error))?;
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        let mut unpacked = String::new();
-        MultiGzDecoder::new(bytes.as_slice())
-            .read_to_string(&mut unpacked)
-            .map_err(|error| failed(&error))?;
-        return Ok(unpacked);
+/// Maximum size of a file of settings.
+const MOST_SETTINGS: Bytes = Bytes::mib(1);
+
+/// Reads the text of a file of settings.
+fn settings(path: &Path) -> Result<String, Failure> {
+    let (file, _) = open(path)?;
+    let mut text = Vec::new();
+    file.take(MOST_SETTINGS.get() + 1).read_to_end(&mut text).map_err(|error| unreadable(path, &error))?;
+    if text.len() as u64 > MOST_SETTINGS.get() {
+        let reason = format!("it is larger than {MOST_SETTINGS}, more than any file of settings");
+        return Err(unreadable(path, &reason));
     }
-    String::from_utf8(bytes).map_err(|_| failed(&"it is no text"))
+    String::from_utf8(text).map_err(|_| unreadable(path, &"it is no text"))
+}
+
+/// Reads the requests, which may be compressed.
+fn trace(path: &Path) -> Result<Trace, Failure> {
+    let (file, size) = open(path)?;
+    // Also of a pipe, whose size is zero, and which may be endless.
+    let most = size.get().saturating_mul(64).max(512 << 20);
+    let mut from = BufReader::new(file.take(most));
+    let packed = from.fill_buf().is_ok_and(|begin| begin.starts_with(&[0x1f, 0x8b]));
+    let (read, left) = if packed {
+        let mut unpacked = BufReader::new(MultiGzDecoder::new(from).take(most));
+        (Trace::read(&mut unpacked, size), unpacked.into_inner().limit())
+    } else {
+        (Trace::read(&mut from, size), from.into_inner().limit())
+    };
+    if left == 0 {
+        let reason = format!(
+            "its content is larger than {}, the bound for a file of its size: write it to a file without compression",
+            Bytes::new(most)
+        );
+        return Err(unreadable(path, &reason));
+    }
+    read.map_err(|error| match error {
+        TraceError::Unreadable(error) => unreadable(path, &error),
+        _ => Failure::usage(format!("{}: {error}", path.display())),
+    })
+}
+
+/// Opens a file, and returns its size; zero for a pipe.
+fn open(path: &Path) -> Result<(File, Bytes), Failure> {
+    let open = || {
+        let file = File::open(path)?;
+        let size = Bytes::new(file.metadata()?.len());
+        Ok((file, size))
+    };
+    open().map_err(|error: io::Error| unreadable(path, &error))
+}
+
+fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::usage(format!("cannot read {}: {error}", path.display()))
 }
 
 /// The table for people.

@@ -121,6 +121,98 @@ fn a_trace_that_cannot_be_read_is_one_line_and_exit_code_2() {
     assert_eq!(refused(&["replay", "--policy", "caching", "/no/such.trace"]).0, 2);
 }
 
+/// Exit code and error of a command that has a gibibyte of address space and 60 s.
+fn refused_within_a_gibibyte(arguments: &[&str]) -> String {
+    let limits = "ulimit -v 1048576 && exec timeout 60 \"$0\" \"$@\"";
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", limits, env!("CARGO_BIN_EXE_glake")]).args(arguments).env_clear();
+    let output = command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.lines().count() == 1, "{arguments:?}: {error}");
+    error
+}
+
+/// A pickle of a snapshot with `segments` segments, all of which name one list of `blocks` live blocks, which name one block.
+fn shared_blocks(segments: usize, blocks: usize) -> Vec<u8> {
+    let text = |text: &str| [&[0x8c, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let block =
+        [b"}".to_vec(), text("state"), text("active_allocated"), b"s".to_vec(), text("size")].concat();
+    let mut pickle = [b"\x80\x04}(".to_vec(), text("blocks")].concat();
+    pickle.extend([&b"]("[..], &block, b"M\x00\x02sq\x00"].concat());
+    pickle.extend(b"h\x00".repeat(blocks - 1));
+    pickle.extend(b"eq\x010");
+    // The list lies in the memo; the dict begins anew.
+    pickle.extend([b"0}(".to_vec(), text("segments"), b"](".to_vec()].concat());
+    for segment in 0..u32::try_from(segments).unwrap() {
+        let address = segment * 400_000 + 1;
+        pickle.extend([b"}(".to_vec(), text("address"), b"J".to_vec()].concat());
+        pickle.extend(address.to_le_bytes());
+        pickle.extend([text("blocks"), b"h\x01u".to_vec()].concat());
+    }
+    pickle.extend([b"e".to_vec(), text("device_traces"), b"]]}(".to_vec(), text("action")].concat());
+    pickle.extend(
+        [text("alloc"), text("addr"), b"K\x01".to_vec(), text("size"), b"K\x01uaau.".to_vec()].concat(),
+    );
+    pickle
+}
+
+#[test]
+fn hostile_files_and_flags_are_refused_within_a_gibibyte() {
+    let scratch = Scratch::new("hostile");
+    let blocks = scratch.file("blocks.pickle", shared_blocks(4_000, 4_000));
+    let lists = scratch.file("lists.pickle", [&b"\x80\x04]"[..], &b"2".repeat(1 << 20)].concat());
+    for (file, says) in [
+        (&*blocks, "blocks.pickle: its segments have more than 69540 blocks"),
+        (&lists, "lists.pickle: not a readable pickle (it ends in the middle"),
+        ("/dev/zero", "/dev/zero: its content is larger than 512.00 MiB"),
+    ] {
+        let error = refused_within_a_gibibyte(&["replay", "--policy", "caching", file]);
+        assert!(error.contains(says), "{file}: {error}");
+    }
+    let (workers, requests) = ("examples/workers.toml", "examples/requests.csv");
+    let worker = |name: &str, key: &str| {
+        let text =
+            format!("[node]\nbudget = \"23GiB\"\n[[worker]]\nname = \"chat\"\nweights = \"1GiB\"\n{key}\n");
+        scratch.file(name, text)
+    };
+    let (slow, huge) =
+        (worker("slow.toml", "decode_ms = 1e300"), worker("huge.toml", "kv = \"16777215TiB\""));
+    let patient = worker("patient.toml", "deadline_s = 1e300");
+    let calibration = scratch.file("c.toml", "switch_ms = 1e300\n");
+    let endless =
+        scratch.file("endless.csv", "t_s,worker,context_tokens,generated_tokens\n0,chat,4294967295,1\n");
+    for (arguments, says) in [
+        (
+            &[workers, requests, "--assign", "zipf:0", "--rate", "1e9", "--duration", "600"][..],
+            "about 600000000000 requests",
+        ),
+        (&[workers, requests, "--rate", "1", "--duration", "1e300"], "it is a number above 0, at most 1e9"),
+        (
+            &[workers, requests, "--rate", "1", "--seeds", "10000", "--duration", "1e6"],
+            "and a plan takes at most 8388608",
+        ),
+        (
+            &[&slow, requests],
+            "slow.toml: decode_ms of worker \"chat\" is 1e300: give milliseconds, from 0.001 to 60000",
+        ),
+        (&[&huge, requests], "huge.toml: worker \"chat\" fits nowhere"),
+        (&[&patient, requests], "deadline_s of worker \"chat\" is 1e300: give seconds"),
+        (
+            &[workers, requests, "--calibration", &calibration],
+            "c.toml: switch_ms is 1e300: give milliseconds",
+        ),
+        (
+            &[workers, &endless],
+            "endless.csv: line 2: context_tokens is \"4294967295\"; give a number of tokens, from 0 to 16777216",
+        ),
+        (&["/dev/zero", requests], "cannot read /dev/zero: it is larger than 1.00 MiB"),
+        (&[workers, "/dev/zero"], "cannot read /dev/zero: its content is larger than 512.00 MiB"),
+    ] {
+        let error = refused_within_a_gibibyte(&[&["plan"], arguments].concat());
+        assert!(error.contains(says), "{arguments:?}: {error}");
+    }
+}
+
 #[test]
 fn a_plan_that_cannot_be_is_one_line_and_exit_code_2() {
     let scratch = Scratch::new("plans");

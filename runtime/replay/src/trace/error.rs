@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use glake_units::Bytes;
+
+use super::bounds::OverBudget;
 use super::pickle::PickleFault;
 
 /// Reason why a trace cannot be read.
@@ -30,6 +33,18 @@ pub enum TraceError {
         path: PathBuf,
         /// Error of the decompressor.
         source: io::Error,
+    },
+    /// The content of a compressed file, or of a pipe, is larger than the size of the file justifies.
+    #[error(
+        "{}: its content is larger than {bound}, the bound for a file of its size: if it is a recording of real work, write \
+         it to a file without compression first",
+        path.display()
+    )]
+    Unpacked {
+        /// Path of the file.
+        path: PathBuf,
+        /// Bound of the content.
+        bound: Bytes,
     },
     /// The file has no events.
     #[error(
@@ -153,6 +168,17 @@ pub enum Fault {
         /// Maximum number of them.
         limit: u64,
     },
+    /// The blocks that are live at once are larger than any GPU's memory together.
+    #[error("block {id} makes the live blocks larger than {limit} together, more than a GPU can address")]
+    TooMuchLive {
+        /// ID of the block in the trace.
+        id: u64,
+        /// Maximum size of the live blocks.
+        limit: Bytes,
+    },
+    /// The events up to this one need too much memory.
+    #[error(transparent)]
+    OverBudget(#[from] OverBudget),
 }
 
 /// Fault of a torch snapshot.
@@ -203,6 +229,15 @@ pub enum SnapshotFault {
         entry: u32,
         /// Name of the action.
         action: String,
+    },
+    /// The segments name the same blocks repeatedly.
+    #[error(
+        "its segments have more than {bound} blocks, but the pickle does not have so many: they name the same blocks \
+         repeatedly, which torch does not write"
+    )]
+    RepeatedBlocks {
+        /// Bound of the number of blocks.
+        bound: usize,
     },
     /// An entry lacks a field that its action needs.
     #[error("entry {entry}: {action} without {field}")]

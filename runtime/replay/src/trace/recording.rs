@@ -5,6 +5,7 @@ use std::fmt;
 use glake_units::Bytes;
 use rustc_hash::FxHashMap;
 
+use super::bounds::Budget;
 use super::error::Fault;
 
 /// Peaks of torch's own allocator on the recorded run, from the header.
@@ -194,6 +195,13 @@ const GRAIN: Bytes = Bytes::new(512);
 /// Size from which blocks are refused: no GPU can address that much.
 const ADDRESS_SPACE: u64 = 1 << 47;
 
+/// Maximum number of streams. Torch makes 128 for a device; a replay makes each of them on the device.
+const MOST_STREAMS: usize = 1024;
+
+/// Memory that a replay needs for each block that is live at the same time, and that the table of recorder's numbers needs for each block.
+const PER_LIVE: usize = 256;
+const PER_NUMBER: usize = 40;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Live,
@@ -202,8 +210,8 @@ enum State {
 }
 
 /// Trace under construction. Blocks and streams have the recorder's numbers; a number may be reused once its block is free.
-#[derive(Default)]
 pub(super) struct Builder {
+    budget: Budget,
     events: Vec<Event>,
     lines: Vec<u32>,
     blocks: Vec<Bytes>,
@@ -212,6 +220,8 @@ pub(super) struct Builder {
     streams: Vec<u64>,
     live: Peaks,
     peaks: Peaks,
+    live_blocks: usize,
+    most_live_blocks: usize,
     now_us: u64,
     clock_steps_back: u32,
     /// Peaks of torch's own allocator, from the header.
@@ -219,15 +229,24 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Creates a builder for about `events` events.
-    pub(super) fn with_capacity(events: usize) -> Self {
-        let mut builder = Builder::default();
-        builder.events.reserve(events);
-        builder.lines.reserve(events);
-        builder.blocks.reserve(events / 3);
-        builder.states.reserve(events / 3);
-        builder.by_id.reserve(events / 3);
-        builder
+    /// Creates a builder whose events may use this memory.
+    pub(super) fn new(budget: Budget) -> Self {
+        Builder {
+            budget,
+            events: Vec::new(),
+            lines: Vec::new(),
+            blocks: Vec::new(),
+            states: Vec::new(),
+            by_id: FxHashMap::default(),
+            streams: Vec::new(),
+            live: Peaks::default(),
+            peaks: Peaks::default(),
+            live_blocks: 0,
+            most_live_blocks: 0,
+            now_us: 0,
+            clock_steps_back: 0,
+            recorded: None,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -262,11 +281,21 @@ impl Builder {
             _ => return Err(Fault::TooMany { what: "blocks", limit: u64::from(u32::MAX) }),
         };
         let bytes = Bytes::new(bytes);
-        self.blocks.push(bytes);
-        self.states.push(State::Live);
-        self.by_id.insert(id, block);
+        self.budget.push(&mut self.blocks, bytes)?;
+        self.budget.push(&mut self.states, State::Live)?;
+        if self.by_id.insert(id, block).is_none() {
+            self.budget.charge(PER_NUMBER)?;
+        }
+        self.live_blocks += 1;
+        if self.live_blocks > self.most_live_blocks {
+            self.most_live_blocks = self.live_blocks;
+            self.budget.charge(PER_LIVE)?;
+        }
         self.live.requested = self.live.requested.saturating_add(bytes);
         self.live.active = self.live.active.saturating_add(rounded(bytes));
+        if self.live.active.get() > ADDRESS_SPACE {
+            return Err(Fault::TooMuchLive { id, limit: Bytes::new(ADDRESS_SPACE) });
+        }
         self.peaks.requested = self.peaks.requested.max(self.live.requested);
         self.peaks.active = self.peaks.active.max(self.live.active);
         let at_us = self.tick(at_us);
@@ -292,6 +321,7 @@ impl Builder {
             State::Requested => {}
         }
         self.set(block, State::Completed);
+        self.live_blocks = self.live_blocks.saturating_sub(1);
         let bytes = self.blocks.get(block.index()).copied().unwrap_or(Bytes::ZERO);
         self.live.requested = self.live.requested.saturating_sub(bytes);
         self.live.active = self.live.active.saturating_sub(rounded(bytes));
@@ -338,13 +368,14 @@ impl Builder {
 
     /// Returns the index of a stream. There are few streams: a scan is faster than a map.
     fn stream(&mut self, name: u64) -> Result<StreamIndex, Fault> {
-        let place = self.streams.iter().position(|&known| known == name).unwrap_or_else(|| {
+        let known = self.streams.iter().position(|&known| known == name);
+        let place = known.unwrap_or(self.streams.len());
+        let index = u16::try_from(place).ok().filter(|_| place < MOST_STREAMS).map(StreamIndex);
+        let index = index.ok_or(Fault::TooMany { what: "streams", limit: MOST_STREAMS as u64 })?;
+        if known.is_none() {
             self.streams.push(name);
-            self.streams.len() - 1
-        });
-        u16::try_from(place)
-            .map(StreamIndex)
-            .map_err(|_| Fault::TooMany { what: "streams", limit: u64::from(u16::MAX) + 1 })
+        }
+        Ok(index)
     }
 
     fn tick(&mut self, at_us: u64) -> u64 {
@@ -357,8 +388,8 @@ impl Builder {
     }
 
     fn push(&mut self, line: u32, event: Event) -> Result<(), Fault> {
-        self.events.push(event);
-        self.lines.push(line);
+        self.budget.push(&mut self.events, event)?;
+        self.budget.push(&mut self.lines, line)?;
         Ok(())
     }
 }
@@ -373,7 +404,7 @@ mod build_tests {
 
     #[test]
     fn a_number_may_be_used_again_once_its_block_is_free() {
-        let mut build = Builder::default();
+        let mut build = Builder::new(Budget::new(Bytes::mib(64)));
         build.allocate(1, 7, 700, 40, 5).unwrap();
         build.free_completed(2, 7, 6).unwrap();
         build.allocate(3, 7, 100, 41, 4).unwrap();
@@ -389,7 +420,7 @@ mod build_tests {
 
     #[test]
     fn impossible_events_are_refused() {
-        let mut build = Builder::default();
+        let mut build = Builder::new(Budget::new(Bytes::mib(64)));
         assert_eq!(build.free_requested(1, 3, 0), Err(Fault::UnknownBlock { id: 3 }));
         build.allocate(1, 3, 1, 0, 0).unwrap();
         assert_eq!(build.allocate(1, 3, 1, 0, 0), Err(Fault::AllocatedTwice { id: 3 }));

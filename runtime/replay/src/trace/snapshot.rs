@@ -7,33 +7,15 @@
 //! allocated at the beginning of the trace, in the order of their addresses.
 
 use std::collections::BTreeMap;
+use std::io::BufRead;
 
 use rustc_hash::FxHashSet;
 
-use super::error::SnapshotFault;
+use super::Stop;
+use super::bounds::Budget;
+use super::error::{Fault, SnapshotFault};
 use super::pickle::{Pickle, Value};
 use super::recording::Builder;
-
-struct Segment {
-    device: u32,
-    address: u64,
-    stream: u64,
-    blocks: Vec<Block>,
-}
-
-struct Block {
-    address: Option<u64>,
-    size: u64,
-    requested_size: Option<u64>,
-    state: State,
-}
-
-enum State {
-    Live,
-    /// Freed by the program, still in use on another stream.
-    Pending,
-    Free,
-}
 
 struct Entry<'a> {
     action: &'a [u8],
@@ -51,33 +33,33 @@ struct Earlier {
     requested: bool,
 }
 
+/// Number of blocks that segments may have beyond the number of dicts: lists of a pickle may name one dict several times.
+const REPEATED: usize = 1 << 16;
+
+/// Memory of an address in a set, and of an older block.
+const PER_ADDRESS: usize = 24;
+const PER_EARLIER: usize = 64;
+
 /// Reads a snapshot's history of one device; `None` selects the device with the most entries.
-pub(super) fn read(bytes: &[u8], device: Option<u32>) -> Result<Builder, SnapshotFault> {
-    let pickle = Pickle::read(bytes).map_err(|source| SnapshotFault::Pickle { source })?;
-    let root = Dict { pickle: &pickle, value: pickle.root(), name: "snapshot" };
-    let histories = root.list("device_traces")?.unwrap_or_default();
-    let (device, history) = choose(&pickle, histories, device)?;
-    let entries: Vec<Entry<'_>> = history
-        .iter()
-        .map(|&value| entry(Dict { pickle: &pickle, value, name: "entry" }))
-        .collect::<Result<_, _>>()?;
-    let mut segments = Vec::new();
-    for &value in root.list("segments")?.unwrap_or_default() {
-        segments.push(segment(Dict { pickle: &pickle, value, name: "segment" })?);
-    }
-    segments.retain(|segment| segment.device == device);
-    convert(&entries, &segments)
+pub(super) fn read(
+    from: &mut dyn BufRead,
+    mut budget: Budget,
+    device: Option<u32>,
+) -> Result<Builder, Stop<SnapshotFault>> {
+    let pickle = Pickle::read(from, &mut budget)
+        .map_err(|stop| stop.map(|source| SnapshotFault::Pickle { source }))?;
+    convert(&pickle, budget, device).map_err(Stop::Fault)
 }
 
 /// Dict of the snapshot, with its name for messages.
 #[derive(Clone, Copy)]
-struct Dict<'p, 'a> {
-    pickle: &'p Pickle<'a>,
+struct Dict<'p> {
+    pickle: &'p Pickle,
     value: Value,
     name: &'static str,
 }
 
-impl<'p, 'a> Dict<'p, 'a> {
+impl<'p> Dict<'p> {
     fn field(self, key: &'static str) -> Result<Value, SnapshotFault> {
         let shape = SnapshotFault::Shape { found: self.name, expected: "a dict" };
         self.pickle.field(self.value, key).ok_or(shape)
@@ -92,7 +74,7 @@ impl<'p, 'a> Dict<'p, 'a> {
         }
     }
 
-    fn text(self, key: &'static str) -> Result<&'a [u8], SnapshotFault> {
+    fn text(self, key: &'static str) -> Result<&'p [u8], SnapshotFault> {
         let shape = SnapshotFault::Shape { found: key, expected: "text" };
         self.pickle.text(self.field(key)?).ok_or(shape)
     }
@@ -106,7 +88,7 @@ impl<'p, 'a> Dict<'p, 'a> {
     }
 }
 
-fn entry<'a>(dict: Dict<'_, 'a>) -> Result<Entry<'a>, SnapshotFault> {
+fn entry(dict: Dict<'_>) -> Result<Entry<'_>, SnapshotFault> {
     Ok(Entry {
         action: dict.text("action")?,
         addr: dict.number("addr")?,
@@ -116,32 +98,8 @@ fn entry<'a>(dict: Dict<'_, 'a>) -> Result<Entry<'a>, SnapshotFault> {
     })
 }
 
-fn segment(dict: Dict<'_, '_>) -> Result<Segment, SnapshotFault> {
-    let mut blocks = Vec::new();
-    for &value in dict.list("blocks")?.unwrap_or_default() {
-        let dict = Dict { value, name: "block", ..dict };
-        let state = match dict.text("state")? {
-            b"active_allocated" => State::Live,
-            b"active_pending_free" | b"active_awaiting_free" => State::Pending,
-            _ => State::Free,
-        };
-        blocks.push(Block {
-            address: dict.number("address")?,
-            size: dict.number("size")?.unwrap_or(0),
-            requested_size: dict.number("requested_size")?,
-            state,
-        });
-    }
-    Ok(Segment {
-        device: dict.number("device")?.and_then(|device| u32::try_from(device).ok()).unwrap_or(0),
-        address: dict.number("address")?.unwrap_or(0),
-        stream: dict.number("stream")?.unwrap_or(0),
-        blocks,
-    })
-}
-
 fn choose<'p>(
-    pickle: &'p Pickle<'_>,
+    pickle: &'p Pickle,
     histories: &[Value],
     device: Option<u32>,
 ) -> Result<(u32, &'p [Value]), SnapshotFault> {
@@ -164,18 +122,24 @@ fn choose<'p>(
     Ok(*chosen)
 }
 
-fn convert(history: &[Entry<'_>], segments: &[Segment]) -> Result<Builder, SnapshotFault> {
-    let start_us = history.iter().find_map(|entry| entry.time_us).unwrap_or(0);
-    let mut build = Builder::with_capacity(history.len());
-    for (address, block) in earlier(history, segments)? {
+fn convert(pickle: &Pickle, mut budget: Budget, device: Option<u32>) -> Result<Builder, SnapshotFault> {
+    let root = Dict { pickle, value: pickle.root(), name: "snapshot" };
+    let histories = root.list("device_traces")?.unwrap_or_default();
+    let (device, history) = choose(pickle, histories, device)?;
+    let history = History { pickle, entries: history };
+    let earlier = earlier(&history, root.list("segments")?.unwrap_or_default(), device, &mut budget)?;
+    let start_us = history.start_us()?;
+    let mut build = Builder::new(budget);
+    for (address, block) in earlier {
         build
             .allocate(0, address, block.bytes, block.stream, 0)
             .and_then(|()| if block.requested { build.free_requested(0, address, 0) } else { Ok(()) })
             .map_err(|fault| SnapshotFault::Entry { entry: 0, fault })?;
     }
-    for (number, entry) in (0_u32..).zip(history) {
+    for entry in history.iter() {
+        let (number, entry) = entry?;
         let at_us = entry.time_us.map_or(0, |time| time.saturating_sub(start_us));
-        let done = match Action::of(number, entry)? {
+        let done = match Action::of(number, &entry)? {
             Action::Allocate { address, bytes, stream } => {
                 // Recording was paused: the frees in between are lost, and their blocks are not live.
                 let lost = if build.is_held(address) {
@@ -194,37 +158,86 @@ fn convert(history: &[Entry<'_>], segments: &[Segment]) -> Result<Builder, Snaps
     Ok(build)
 }
 
+/// Entries of a device's history.
+struct History<'p> {
+    pickle: &'p Pickle,
+    entries: &'p [Value],
+}
+
+impl<'p> History<'p> {
+    /// Returns the entries with their indexes, from 0.
+    fn iter(&self) -> impl Iterator<Item = Result<(u32, Entry<'p>), SnapshotFault>> {
+        let pickle = self.pickle;
+        let entries = (0_u32..).zip(self.entries);
+        entries.map(move |(number, &value)| Ok((number, entry(Dict { pickle, value, name: "entry" })?)))
+    }
+
+    /// Returns the time of the first entry that has one.
+    fn start_us(&self) -> Result<u64, SnapshotFault> {
+        for entry in self.iter() {
+            if let Some(time) = entry?.1.time_us {
+                return Ok(time);
+            }
+        }
+        Ok(0)
+    }
+}
+
 /// Returns the blocks that were allocated before the history begins, by address.
-fn earlier(history: &[Entry<'_>], segments: &[Segment]) -> Result<BTreeMap<u64, Earlier>, SnapshotFault> {
+fn earlier(
+    history: &History<'_>,
+    segments: &[Value],
+    device: u32,
+    budget: &mut Budget,
+) -> Result<BTreeMap<u64, Earlier>, SnapshotFault> {
+    let over = |number, over| SnapshotFault::Entry { entry: number, fault: Fault::OverBudget(over) };
     let mut found = BTreeMap::new();
     let mut named = FxHashSet::default();
-    for (number, entry) in (0_u32..).zip(history) {
-        match Action::of(number, entry)? {
+    for entry in history.iter() {
+        let (number, entry) = entry?;
+        match Action::of(number, &entry)? {
             Action::Allocate { address, .. } => {
-                named.insert(address);
+                if named.insert(address) {
+                    budget.charge(PER_ADDRESS).map_err(|error| over(number, error))?;
+                }
             }
             Action::FreeRequested { address, bytes, stream }
             | Action::FreeCompleted { address, bytes, stream } => {
                 if named.insert(address) {
+                    budget.charge(PER_ADDRESS + PER_EARLIER).map_err(|error| over(number, error))?;
                     found.insert(address, Earlier { bytes, stream, requested: false });
                 }
             }
             Action::Other => {}
         }
     }
-    for segment in segments {
-        let mut address = segment.address;
-        for block in &segment.blocks {
-            let at = block.address.unwrap_or(address);
-            address = at.saturating_add(block.size);
-            let requested = match block.state {
-                State::Live => false,
-                State::Pending => true,
-                State::Free => continue,
+    let bound = history.pickle.dicts() + REPEATED;
+    let mut left = bound;
+    for &value in segments {
+        let segment = Dict { pickle: history.pickle, value, name: "segment" };
+        let of = segment.number("device")?.and_then(|device| u32::try_from(device).ok()).unwrap_or(0);
+        if of != device {
+            continue;
+        }
+        let blocks = segment.list("blocks")?.unwrap_or_default();
+        left = left.checked_sub(blocks.len()).ok_or(SnapshotFault::RepeatedBlocks { bound })?;
+        let stream = segment.number("stream")?.unwrap_or(0);
+        let mut address = segment.number("address")?.unwrap_or(0);
+        for &value in blocks {
+            let block = Dict { value, name: "block", ..segment };
+            let size = block.number("size")?.unwrap_or(0);
+            let at = block.number("address")?.unwrap_or(address);
+            address = at.saturating_add(size);
+            let requested = match block.text("state")? {
+                b"active_allocated" => false,
+                // Freed by the program, still in use on another stream.
+                b"active_pending_free" | b"active_awaiting_free" => true,
+                _ => continue,
             };
-            let bytes = block.requested_size.unwrap_or(block.size);
+            let bytes = block.number("requested_size")?.unwrap_or(size);
             if bytes > 0 && !named.contains(&at) {
-                found.insert(at, Earlier { bytes, stream: segment.stream, requested });
+                budget.charge(PER_EARLIER).map_err(|error| over(0, error))?;
+                found.insert(at, Earlier { bytes, stream, requested });
             }
         }
     }

@@ -8,10 +8,17 @@
 //! s id stream t_us           used on another stream too (v2)
 //! ```
 
+use std::io::BufRead;
+
 use glake_units::Bytes;
 
+use super::Stop;
+use super::bounds::{Budget, read_line};
 use super::error::Fault;
 use super::recording::{Builder, Recorded};
+
+/// Number of bytes of a line that are read; the rest of a longer line is ignored.
+const LONGEST: u64 = 64 << 10;
 
 /// Fault of a line.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,25 +29,25 @@ pub(super) struct LineFault {
 }
 
 /// Reads a whole text.
-pub(super) fn read(text: &[u8]) -> Result<Builder, LineFault> {
-    // A line of these traces has about 20 bytes.
-    let mut build = Builder::with_capacity(text.len() / 20);
-    let mut number = 0_u32;
-    for line in text.split(|&byte| byte == b'\n') {
-        number = number.checked_add(1).ok_or(LineFault {
+pub(super) fn read(from: &mut dyn BufRead, budget: Budget) -> Result<Builder, Stop<LineFault>> {
+    let mut build = Builder::new(budget);
+    let (mut number, mut line) = (0_u32, Vec::new());
+    while read_line(from, LONGEST, &mut line)? {
+        number = number.checked_add(1).ok_or(Stop::Fault(LineFault {
             line: u32::MAX,
             fault: Fault::TooMany { what: "lines", limit: u64::from(u32::MAX) },
-        })?;
-        read_line(&mut build, number, line).map_err(|fault| LineFault { line: number, fault })?;
+        }))?;
+        read_event(&mut build, number, &line)
+            .map_err(|fault| Stop::Fault(LineFault { line: number, fault }))?;
     }
     Ok(build)
 }
 
-fn read_line(build: &mut Builder, number: u32, line: &[u8]) -> Result<(), Fault> {
+fn read_event(build: &mut Builder, number: u32, line: &[u8]) -> Result<(), Fault> {
     let line = line.trim_ascii();
     let mut fields = Fields { rest: line };
     match line {
-        [] => Ok(()),
+        [] | [b'#'] => Ok(()),
         [b'#', header @ ..] => read_header(build, header),
         [b'a', b' ' | b'\t', ..] => {
             fields.skip();
@@ -162,10 +169,14 @@ mod tests {
     use super::super::Event;
     use super::*;
 
+    fn read_text(mut text: &[u8]) -> Result<Builder, Stop<LineFault>> {
+        read(&mut text, Budget::new(Bytes::mib(64)))
+    }
+
     fn fault(text: &str) -> (u32, Fault) {
-        match read(text.as_bytes()) {
-            Ok(_) => panic!("{text:?} was read"),
-            Err(LineFault { line, fault }) => (line, fault),
+        match read_text(text.as_bytes()) {
+            Err(Stop::Fault(LineFault { line, fault })) => (line, fault),
+            _ => panic!("{text:?} was read"),
         }
     }
 
@@ -173,7 +184,7 @@ mod tests {
     fn reads_both_versions_with_and_without_a_header() {
         let text = "# trace v2: anything\n# of this run: active_peak 1024 reserved_peak 2097152\n\
                     a 10 700 3 5\ns 10 4 6\nr 10 7\r\nf 10 9\n\n";
-        let trace = read(text.as_bytes()).unwrap().finish("t".into());
+        let trace = read_text(text.as_bytes()).unwrap().finish("t".into());
         assert_eq!(trace.events().len(), 4);
         assert!(matches!(trace.events()[1], Event::RecordStream { .. }));
         assert_eq!(trace.streams(), [3, 4]);
@@ -181,7 +192,7 @@ mod tests {
         let recorded = trace.recorded().unwrap();
         assert_eq!((recorded.active_peak, recorded.reserved_peak), (Bytes::new(1024), Bytes::mib(2)));
         assert_eq!(trace.duration_us(), 4);
-        assert!(read(b"a 0 1 0 0").unwrap().finish("t".into()).recorded().is_none());
+        assert!(read_text(b"a 0 1 0 0").unwrap().finish("t".into()).recorded().is_none());
     }
 
     #[test]
@@ -204,7 +215,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn arbitrary_bytes_are_read_or_refused(text in "[afrs# 0-9\n-]{0,200}") {
-            let _ = read(text.as_bytes());
+            let _ = read_text(text.as_bytes());
         }
     }
 }

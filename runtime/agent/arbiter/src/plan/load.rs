@@ -4,9 +4,24 @@
 //! `TIMESTAMP,ContextTokens,GeneratedTokens`, without a worker.
 
 use std::collections::BTreeSet;
+use std::io::{self, BufRead, Read};
 use std::time::Duration;
 
+use glake_units::Bytes;
+
+use super::PlanError;
 use crate::node::Worker;
+
+/// Maximum number of requests of a plan, over all seeds.
+pub const MOST_REQUESTS: usize = 1 << 23;
+/// Maximum number of tokens of a prompt or of an answer.
+const MOST_TOKENS: u32 = 1 << 24;
+/// Number of rows in a trace of any size.
+const LEAST_ROWS: u64 = 1 << 21;
+/// Bytes of a larger trace for each of its rows. Azure's rows have 45 bytes, and compress to a fifth.
+const PER_ROW: u64 = 8;
+/// Length of a line in bytes.
+const LONGEST: u64 = 4 << 10;
 
 /// Conversion of a trace into requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,8 +68,40 @@ impl Load {
         Ok(())
     }
 
+    /// Returns whether the requests are the same for each seed.
+    pub fn is_fixed(&self) -> bool {
+        self.rate.is_none() && self.zipf.is_none()
+    }
+
+    /// Returns the expected number of requests.
+    #[allow(clippy::cast_precision_loss)] // counts of requests
+    fn expected(&self, trace: &Trace) -> f64 {
+        let length = self.duration.unwrap_or(trace.span());
+        match self.rate {
+            Some(rate) => rate * length.as_secs_f64(),
+            None => trace.rows.partition_point(|row| row.at <= length) as f64,
+        }
+    }
+
+    /// Checks that the requests of all seeds are not too many.
+    ///
+    /// # Errors
+    /// [`PlanError::TooManyRequests`].
+    #[allow(clippy::cast_precision_loss)] // counts of requests
+    pub fn check_count(&self, trace: &Trace, seeds: u64) -> Result<(), PlanError> {
+        let found = self.expected(trace) * seeds as f64;
+        match found <= MOST_REQUESTS as f64 {
+            true => Ok(()),
+            false => Err(PlanError::TooManyRequests { found: found.round() }),
+        }
+    }
+
     /// Returns the requests for workers with these names, identical for identical seeds. Rows with an unknown name go to the first worker.
-    pub fn draw(&self, trace: &Trace, names: &[&str], seed: u64) -> Vec<Request> {
+    ///
+    /// # Errors
+    /// [`PlanError::TooManyRequests`].
+    pub fn draw(&self, trace: &Trace, names: &[&str], seed: u64) -> Result<Vec<Request>, PlanError> {
+        self.check_count(trace, 1)?;
         let mut random = fastrand::Rng::with_seed(seed);
         let length = self.duration.unwrap_or(trace.span());
         let chances = chances(self.zipf.unwrap_or(0.0), names.len());
@@ -69,13 +116,13 @@ impl Load {
         };
         let Some(rate) = self.rate else {
             let rows = trace.rows.iter().take_while(|row| row.at <= length);
-            return rows.map(|row| request(row.at, row, &mut random)).collect();
+            return Ok(rows.map(|row| request(row.at, row, &mut random)).collect());
         };
         let (mut requests, mut at) = (Vec::new(), 0.0);
         loop {
             at -= (1.0 - random.f64()).ln() / rate;
             if at > length.as_secs_f64() {
-                return requests;
+                return Ok(requests);
             }
             let row = &trace.rows[random.usize(..trace.rows.len())];
             requests.push(request(Duration::from_secs_f64(at), row, &mut random));
@@ -84,7 +131,7 @@ impl Load {
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped to what fits
     fn tokens(&self, tokens: u32) -> u32 {
-        (f64::from(tokens) * self.lengths).round().clamp(1.0, f64::from(u32::MAX)) as u32
+        (f64::from(tokens) * self.lengths).round().clamp(1.0, f64::from(MOST_TOKENS)) as u32
     }
 }
 
@@ -125,9 +172,29 @@ pub struct Row {
 }
 
 /// Reason why a text is no trace.
-#[derive(Debug, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] io::Error),
+    /// The trace has more rows than its size justifies.
+    #[error(
+        "line {line}: there are more than {most} requests, the bound for a file of its size (one for each {PER_ROW} bytes, \
+         at least {LEAST_ROWS})"
+    )]
+    TooManyRows {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Bound of the number of rows.
+        most: u64,
+    },
+    /// A line is not text.
+    #[error("line {line} is not text")]
+    NotText {
+        /// Number of the line, from 1.
+        line: usize,
+    },
     /// The trace has no row.
     #[error("it has no request: a plan needs at least one row below the header {OWN}")]
     Empty,
@@ -188,9 +255,17 @@ impl Trace {
     /// # Errors
     /// [`TraceError`], which names the line.
     pub fn parse(text: &str) -> Result<Self, TraceError> {
-        let mut lines =
-            text.lines().zip(1..).map(|(line, n)| (line.trim(), n)).filter(|(line, _)| !line.is_empty());
-        let (header, _) = lines.next().ok_or(TraceError::Empty)?;
+        Trace::read(&mut text.as_bytes(), Bytes::new(text.len() as u64))
+    }
+
+    /// Reads a trace from a file of this size. The file may be compressed; `from` is its unpacked content.
+    ///
+    /// # Errors
+    /// [`TraceError`], which names the line.
+    pub fn read(from: &mut dyn BufRead, size: Bytes) -> Result<Self, TraceError> {
+        let most = LEAST_ROWS.max(size.get() / PER_ROW);
+        let mut lines = Lines { from, text: Vec::new(), line: 0 };
+        let (header, _) = lines.next()?.ok_or(TraceError::Empty)?;
         let azure = match header.trim_start_matches('\u{feff}') {
             header if header.eq_ignore_ascii_case(OWN) => false,
             header if header.eq_ignore_ascii_case(AZURE) => true,
@@ -198,7 +273,10 @@ impl Trace {
         };
         let mut rows: Vec<Row> = Vec::new();
         let mut first = None;
-        for (text, line) in lines {
+        while let Some((text, line)) = lines.next()? {
+            if rows.len() as u64 == most {
+                return Err(TraceError::TooManyRows { line, most });
+            }
             let (at, row) = row(text, line, azure)?;
             let first = *first.get_or_insert(at);
             let before = rows.last().map_or(0.0, |row| row.at.as_secs_f64());
@@ -220,6 +298,36 @@ impl Trace {
     }
 }
 
+/// Lines of a trace that are not empty, with their numbers from 1.
+struct Lines<'a> {
+    from: &'a mut dyn BufRead,
+    text: Vec<u8>,
+    line: usize,
+}
+
+impl Lines<'_> {
+    /// Returns the next line. Of a long line, only the beginning is kept, which is no valid row.
+    fn next(&mut self) -> Result<Option<(&str, usize)>, TraceError> {
+        loop {
+            self.text.clear();
+            let read = (&mut *self.from).take(LONGEST).read_until(b'\n', &mut self.text)?;
+            if read == 0 {
+                return Ok(None);
+            }
+            if read as u64 == LONGEST && self.text.last() != Some(&b'\n') {
+                self.from.skip_until(b'\n')?;
+            }
+            self.line += 1;
+            if !self.text.trim_ascii().is_empty() {
+                break;
+            }
+        }
+        let line = self.line;
+        let text = str::from_utf8(&self.text).map_err(|_| TraceError::NotText { line })?;
+        Ok(Some((text.trim(), line)))
+    }
+}
+
 /// Parses a row. Returns its time in seconds, on the clock of the trace, and the request.
 fn row(text: &str, line: usize, azure: bool) -> Result<(f64, Row), TraceError> {
     let fields: Vec<&str> = text.split(',').map(str::trim).collect();
@@ -227,10 +335,15 @@ fn row(text: &str, line: usize, azure: bool) -> Result<(f64, Row), TraceError> {
     if fields.len() != wanted || fields.iter().any(|field| field.is_empty()) {
         return Err(TraceError::Hole { line, found: text.chars().take(80).collect(), wanted });
     }
-    let value =
-        |field, found: &str, wanted| TraceError::Value { line, field, found: found.to_owned(), wanted };
+    let value = |field, found: &str, wanted| TraceError::Value {
+        line,
+        field,
+        found: found.chars().take(80).collect(),
+        wanted,
+    };
     let tokens = |field, found: &str| {
-        found.parse::<u32>().map_err(|_| value(field, found, "a number of tokens, 0 or more"))
+        let number = found.parse::<u32>().ok().filter(|number| *number <= MOST_TOKENS);
+        number.ok_or_else(|| value(field, found, "a number of tokens, from 0 to 16777216"))
     };
     let (context, generated) = (fields[wanted - 2], fields[wanted - 1]);
     let row = Row {
@@ -279,9 +392,9 @@ mod tests {
             zipf: Some(1.0),
             lengths: 0.5,
         };
-        let requests = load.draw(&trace, &["a", "b", "c"], 7);
-        assert_eq!(requests, load.draw(&trace, &["a", "b", "c"], 7));
-        assert_ne!(requests, load.draw(&trace, &["a", "b", "c"], 8));
+        let requests = load.draw(&trace, &["a", "b", "c"], 7).unwrap();
+        assert_eq!(requests, load.draw(&trace, &["a", "b", "c"], 7).unwrap());
+        assert_ne!(requests, load.draw(&trace, &["a", "b", "c"], 8).unwrap());
         assert!((2_700..3_300).contains(&requests.len()), "{}", requests.len());
         let of = |worker| requests.iter().filter(|request| request.worker == worker).count();
         assert!(of(0) > of(1) && of(1) > of(2) && of(2) > 400);
@@ -309,8 +422,8 @@ mod trace_tests {
     #[test]
     fn errors_name_the_line_and_the_reason() {
         let own = |rows: &str| Trace::parse(&format!("{OWN}\n{rows}")).unwrap_err();
-        assert_eq!(Trace::parse("\n").unwrap_err(), TraceError::Empty);
-        assert_eq!(own(""), TraceError::Empty);
+        assert!(matches!(Trace::parse("\n").unwrap_err(), TraceError::Empty));
+        assert!(matches!(own(""), TraceError::Empty));
         assert!(matches!(Trace::parse("a,b\n").unwrap_err(), TraceError::Header { .. }));
         assert!(matches!(own("1,a,5\n"), TraceError::Hole { line: 2, wanted: 4, .. }));
         assert!(matches!(own("1,a,,5\n"), TraceError::Hole { line: 2, .. }));

@@ -10,12 +10,15 @@ use super::figures::Tally;
 use super::load::Request;
 use super::model::{Gate, HAIR, Model, equal_part};
 use super::policy::{Calibration, Policy, Speeds};
+use super::{MOST_WORK, PlanError};
 use crate::node::NodeFile;
 use crate::predictions::over;
 use crate::{Action, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, UseState, WorkerId};
 
 /// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
+/// Maximum number of such reports of a shrink: larger ones follow if the memory is larger than any GPU's.
+const MOST_CREDITS: u64 = 1024;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Future event of the simulation.
@@ -43,17 +46,22 @@ struct Machine<'a> {
     /// End of the unmapping on each GPU; no memory is mapped or copied there meanwhile.
     unmaps: BTreeMap<GpuId, Duration>,
     open: usize,
+    /// Visited workers and running requests so far.
+    work: u64,
     tally: Tally,
 }
 
 /// Runs requests to completion under a policy. Workers start resident in the order of the file, as far as they fit.
+///
+/// # Errors
+/// [`PlanError::TooLong`].
 pub fn run(
     file: &NodeFile,
     calibration: &Calibration,
     requests: &[Request],
     policy: Policy,
     contention: bool,
-) -> Tally {
+) -> Result<Tally, PlanError> {
     let speeds = policy.speeds(calibration);
     let mut machine = Machine {
         arbiter: Arbiter::new(policy.settings(&speeds, &file.node)),
@@ -67,15 +75,16 @@ pub fn run(
         now: Duration::ZERO,
         unmaps: BTreeMap::new(),
         open: requests.len(),
+        work: 0,
         tally: Tally::default(),
     };
     machine.join(file, calibration, policy);
-    machine.run();
+    machine.run()?;
     let gpus =
         file.workers.iter().flat_map(|worker| &worker.gpus).collect::<std::collections::BTreeSet<_>>().len();
     #[allow(clippy::cast_precision_loss)] // a count of GPUs
     let gpu_seconds = machine.now.as_secs_f64() * gpus as f64;
-    Tally { gpu_seconds, ..machine.tally }
+    Ok(Tally { gpu_seconds, ..machine.tally })
 }
 
 impl Machine<'_> {
@@ -116,11 +125,15 @@ impl Machine<'_> {
         }
     }
 
-    fn run(&mut self) {
+    fn run(&mut self) -> Result<(), PlanError> {
         if let Some(first) = self.requests.first() {
             self.later(first.at, SimulatedEvent::Asked(0));
         }
         while self.open > 0 {
+            self.work += self.models.iter().map(|model| 1 + model.active.len() as u64).sum::<u64>();
+            if self.work > MOST_WORK {
+                return Err(PlanError::TooLong { at_s: self.now.as_secs_f64(), left: self.open });
+            }
             let later = self.later.peek().map(|Reverse((at, ..))| *at);
             let rates = self.rates();
             let compute =
@@ -153,6 +166,7 @@ impl Machine<'_> {
         }
         // Requests that wait for memory that never comes.
         self.tally.denied += self.open;
+        Ok(())
     }
 
     /// Returns the compute rate of each running worker. Workers that share a GPU get equal parts, limited by their demand.
@@ -178,6 +192,7 @@ impl Machine<'_> {
     }
 
     fn tell(&mut self, event: Event) {
+        self.work += self.models.len() as u64;
         self.actions.extend(self.arbiter.step(event, self.now));
         while let Some(action) = self.actions.pop_front() {
             self.act(&action);
@@ -317,10 +332,11 @@ impl Machine<'_> {
             begin = begin.max(*unmaps) + clean;
             *unmaps = begin;
         }
-        let parts = u32::try_from(bytes.get().div_ceil(CREDIT.get())).unwrap_or(u32::MAX).max(1);
+        let credit = CREDIT.max(Bytes::new(bytes.get().div_ceil(MOST_CREDITS)));
+        let parts = u32::try_from(bytes.get().div_ceil(credit.get())).unwrap_or(u32::MAX).max(1);
         let mut left = bytes;
         for part in 1..=parts {
-            let returned = left.min(CREDIT);
+            let returned = left.min(credit);
             left = left.saturating_sub(returned);
             // An ending process returns all of its memory at once.
             let gone =
@@ -360,7 +376,7 @@ impl Machine<'_> {
     }
 
     fn begin(&mut self, place: usize) {
-        self.models[place].begin();
+        self.work += self.models[place].begin();
         if self.models[place].waits() {
             self.does(place, true);
         }
@@ -402,7 +418,7 @@ impl Machine<'_> {
         }
         self.open -= before - model.active.len();
         if model.gate == Gate::Open {
-            model.begin();
+            self.work += model.begin();
         }
         if model.active.is_empty() && model.gate == Gate::Open {
             self.does(place, false);

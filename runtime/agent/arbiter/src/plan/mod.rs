@@ -25,9 +25,38 @@ mod policy;
 mod tests;
 
 pub use figures::{Figures, Tally};
-pub use load::{Load, Request, Row, Trace, TraceError};
+pub use load::{Load, MOST_REQUESTS, Request, Row, Trace, TraceError};
 pub use machine::run;
 pub use policy::{Calibration, CalibrationError, Policy, UnknownPolicy};
+
+/// Reason why a plan is not computed.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The load has too many requests.
+    #[error(
+        "there are about {found} requests in all seeds together, and a plan takes at most {MOST_REQUESTS}: give a lower \
+         --rate, a shorter --duration or fewer --seeds"
+    )]
+    TooManyRequests {
+        /// Expected number of requests.
+        found: f64,
+    },
+    /// The simulation takes too long.
+    #[error(
+        "the plan was stopped at {at_s:.0} s of its own time, with {left} requests left: it takes more than {MOST_WORK} \
+         steps of workers; give a shorter --duration, fewer workers or shorter --lengths"
+    )]
+    TooLong {
+        /// Simulated time in seconds.
+        at_s: f64,
+        /// Number of requests that were not served yet.
+        left: usize,
+    },
+}
+
+/// Maximum work of a run: the number of simulated events times the number of workers and of their running requests.
+pub const MOST_WORK: u64 = 1 << 30;
 
 /// Upper bound of the search for a density.
 pub const MOST_WORKERS: usize = 256;
@@ -52,26 +81,29 @@ pub struct Density<'a> {
 impl Density<'_> {
     /// Returns the largest number of workers without a denied request and with the first token of 99 % within `slo` seconds. Calls `trying`
     /// with each number tried.
-    pub fn most(&self, policy: Policy, slo: f64, trying: &mut dyn FnMut(usize)) -> usize {
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn most(&self, policy: Policy, slo: f64, trying: &mut dyn FnMut(usize)) -> Result<usize, PlanError> {
         let mut holds = |count| {
             trying(count);
             self.holds(policy, slo, count)
         };
         // Find the first failing number by doubling, then by bisection.
         let (mut good, mut bad) = (0, 1);
-        while bad <= MOST_WORKERS && holds(bad) {
+        while bad <= MOST_WORKERS && holds(bad)? {
             (good, bad) = (bad, bad * 2);
         }
         bad = bad.min(MOST_WORKERS + 1);
         while bad - good > 1 {
             let middle = good.midpoint(bad);
-            *(if holds(middle) { &mut good } else { &mut bad }) = middle;
+            *(if holds(middle)? { &mut good } else { &mut bad }) = middle;
         }
-        good
+        Ok(good)
     }
 
     #[allow(clippy::cast_precision_loss)] // counts of workers and requests
-    fn holds(&self, policy: Policy, slo: f64, count: usize) -> bool {
+    fn holds(&self, policy: Policy, slo: f64, count: usize) -> Result<bool, PlanError> {
         let length = self.load.duration.unwrap_or(self.trace.span()).as_secs_f64().max(1.0);
         let told =
             || self.trace.rows.iter().filter(|row| row.at.as_secs_f64() <= length).count() as f64 / length;
@@ -79,17 +111,18 @@ impl Density<'_> {
         let copied = copies(self.file, count);
         // Stopped workers occupy no memory.
         if policy != Policy::StartStop && copied.check_fit().is_err() {
-            return false;
+            return Ok(false);
         }
         let zipf = self.load.zipf.or(Some(0.0));
         let load = Load { rate: Some(each * count as f64), zipf, ..self.load };
         let names: Vec<&str> = copied.workers.iter().map(|worker| worker.name.as_str()).collect();
         let mut tally = Tally::default();
+        load.check_count(self.trace, self.seeds.end - self.seeds.start)?;
         for seed in self.seeds.clone() {
-            let requests = load.draw(self.trace, &names, seed);
-            tally.add(run(&copied, self.calibration, &requests, policy, self.contention));
+            let requests = load.draw(self.trace, &names, seed)?;
+            tally.add(run(&copied, self.calibration, &requests, policy, self.contention)?);
         }
-        tally.holds(slo)
+        Ok(tally.holds(slo))
     }
 }
 

@@ -175,7 +175,9 @@ impl Model {
     }
 
     /// Starts requests that fit the KV cache: their prompts are read in turn after the current step, and no token is generated meanwhile.
-    pub(super) fn begin(&mut self) {
+    /// Returns the number of running requests that were visited.
+    pub(super) fn begin(&mut self) -> u64 {
+        let mut visited = 0;
         let tokens = |request: &Request| u64::from(request.context) + u64::from(request.generated);
         let room = self.spec.part(self.spec.kv);
         while let Some(next) = self.queue.front().copied() {
@@ -183,6 +185,7 @@ impl Model {
             if !self.active.is_empty() && self.room_of(taken) > room {
                 break;
             }
+            visited += self.active.len() as u64;
             let is_idle = self.active.is_empty();
             let read = self.steps.read(f64::from(next.context) / self.spec.prefill_tok_s, is_idle);
             for running in self.active.iter_mut().filter(|running| running.done_at > read.from + HAIR) {
@@ -204,6 +207,7 @@ impl Model {
             });
             self.queue.pop_front();
         }
+        visited
     }
 
     /// Returns the compute until the next token, end or change of phase.

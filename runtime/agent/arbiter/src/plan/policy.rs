@@ -8,7 +8,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 use serde::Deserialize;
 
-use crate::node::{Node, Worker};
+use crate::node::{Node, Range, Worker};
 use crate::{Preempt, Settings};
 
 /// Policy of a plan.
@@ -160,12 +160,14 @@ pub enum CalibrationError {
     #[error("{}", .0.to_string().trim_end())]
     Syntax(#[from] toml::de::Error),
     /// A value is out of range.
-    #[error("{key} is {found}: give a number above 0")]
+    #[error("{key} is {found:?}: {allowed}")]
     Value {
         /// Key of the value.
         key: String,
         /// Value in the file.
         found: f64,
+        /// Description of allowed values.
+        allowed: &'static str,
     },
     /// The calibration names an unknown worker.
     #[error("it has figures for a worker {name:?}, which the workers' file does not name")]
@@ -206,29 +208,32 @@ impl Calibration {
     pub fn parse(text: &str, workers: &[Worker]) -> Result<Self, CalibrationError> {
         let read: Calibration = toml::from_str(text)?;
         let own = [
-            ("refill_gbps", read.refill_gbps),
-            ("shrink_gbps", read.shrink_gbps),
-            ("per_tensor_refill_gbps", read.per_tensor_refill_gbps),
-            ("per_tensor_shrink_gbps", read.per_tensor_shrink_gbps),
-            ("start_gbps", read.start_gbps),
-            ("clean_ms_per_gib", read.clean_ms_per_gib),
-            ("switch_ms", read.switch_ms),
-            ("park_ms", read.park_ms),
-            ("per_tensor_switch_ms", read.per_tensor_switch_ms),
-            ("start_s", read.start_s),
-            ("stop_s", read.stop_s),
+            ("refill_gbps", read.refill_gbps, Range::Link),
+            ("shrink_gbps", read.shrink_gbps, Range::Link),
+            ("per_tensor_refill_gbps", read.per_tensor_refill_gbps, Range::Link),
+            ("per_tensor_shrink_gbps", read.per_tensor_shrink_gbps, Range::Link),
+            ("start_gbps", read.start_gbps, Range::Link),
+            ("clean_ms_per_gib", read.clean_ms_per_gib, Range::Milliseconds),
+            ("switch_ms", read.switch_ms, Range::Milliseconds),
+            ("park_ms", read.park_ms, Range::Milliseconds),
+            ("per_tensor_switch_ms", read.per_tensor_switch_ms, Range::Milliseconds),
+            ("start_s", read.start_s, Range::Seconds),
+            ("stop_s", read.stop_s, Range::Seconds),
         ];
-        let own = own.map(|(key, value)| (key.to_owned(), value));
+        let own = own.map(|(key, value, range)| (key.to_owned(), value, range));
         let paces = read.worker.iter().flat_map(|(name, pace)| {
             let figures = [
-                ("prefill_tok_s", pace.prefill_tok_s),
-                ("decode_ms", pace.decode_ms),
-                ("step_ms", pace.step_ms),
+                ("prefill_tok_s", pace.prefill_tok_s, Range::Tokens),
+                ("decode_ms", pace.decode_ms, Range::Step),
+                ("step_ms", pace.step_ms, Range::Step),
             ];
-            figures.into_iter().filter_map(move |(key, value)| Some((format!("worker.{name}.{key}"), value?)))
+            let named = move |(key, value, range)| Some((format!("worker.{name}.{key}"), value?, range));
+            figures.into_iter().filter_map(named)
         });
-        if let Some((key, found)) = own.into_iter().chain(paces).find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
-            return Err(CalibrationError::Value { key, found });
+        if let Some((key, found, range)) =
+            own.into_iter().chain(paces).find(|(_, value, range)| !range.has(*value))
+        {
+            return Err(CalibrationError::Value { key, found, allowed: range.allowed() });
         }
         match read.worker.keys().find(|name| workers.iter().all(|worker| worker.name != **name)) {
             Some(name) => Err(CalibrationError::Unknown { name: name.clone() }),

@@ -13,8 +13,8 @@ fn figures(file: &NodeFile, load: Load, policy: Policy, seeds: u64, contention: 
     let names: Vec<&str> = file.workers.iter().map(|worker| worker.name.as_str()).collect();
     let mut tally = Tally::default();
     for seed in 0..seeds {
-        let requests = load.draw(&trace, &names, seed);
-        tally.add(run(file, &Calibration::of(&file.node), &requests, policy, contention));
+        let requests = load.draw(&trace, &names, seed).unwrap();
+        tally.add(run(file, &Calibration::of(&file.node), &requests, policy, contention).unwrap());
     }
     tally.figures(policy.name(), None)
 }
@@ -77,7 +77,7 @@ fn first_tokens(of: &(NodeFile, Calibration), requests: &[(f64, usize, u32, u32)
         context,
         generated,
     };
-    run(&of.0, &of.1, &requests.iter().map(request).collect::<Vec<_>>(), policy, true)
+    run(&of.0, &of.1, &requests.iter().map(request).collect::<Vec<_>>(), policy, true).unwrap()
 }
 
 fn near(found: &[f64], wanted: &[f64]) {
@@ -164,7 +164,7 @@ fn parking_serves_more_workers() {
         seeds: 0..2,
         contention: false,
     };
-    let most = |policy| asked.most(policy, 2.0, &mut |_| ());
+    let most = |policy| asked.most(policy, 2.0, &mut |_| ()).unwrap();
     let [stopped, drained, ours] = [Policy::StartStop, Policy::DrainPerTensor, Policy::Glake].map(most);
     assert_eq!(stopped, 3);
     assert!(ours > drained && drained > 3, "{ours} beside {drained}");
@@ -181,7 +181,7 @@ fn impossible_values_are_errors() {
     let node = "[node]\nbudget = \"23GiB\"\n";
     says(&format!("{node}{}", worker("40GiB")), "\"a\" fits nowhere: it needs 40.00 GiB of GPU 0");
     says(&worker("1GiB"), "budget of [node] is not given");
-    let too_soon = "checkpoint_after_s of [node] is 0.5: give seconds, 1 or more";
+    let too_soon = "checkpoint_after_s of [node] is 0.5: give seconds, 1 or more, at most 1e9";
     says("[node]\ncheckpoint_after_s = 0.5\n", too_soon);
     says("[node]\nbudget = \"512MiB\"\n", "budget of [node] is 512.00 MiB: give more than the reserve");
     says(node, "there is no worker");
@@ -189,7 +189,7 @@ fn impossible_values_are_errors() {
     says(&format!("{node}{}wieghts = 5\n", worker("1GiB")), "unknown field `wieghts`");
     says(
         &format!("{node}{}decode_ms = 0.0\n", worker("1GiB")),
-        "decode_ms of worker \"a\" is 0: give a number above 0",
+        "decode_ms of worker \"a\" is 0.0: give milliseconds, from 0.001 to 60000",
     );
     says(&format!("{node}{}gpus = [1, 1]\n", worker("1GiB")), "name each GPU once");
     says(&format!("{node}{}", worker("0GiB")), "weights of worker \"a\" is 0 B");
