@@ -256,6 +256,13 @@ def own_uses() -> list[Use]:
     return list(dict.fromkeys(use for use in uses if use is not None and member in use.members))
 
 
+def is_wanted(block: active) -> bool:
+    """Whether a shrink waits for a use that the block is part of."""
+    with _lock:
+        uses = {run.use.number for run in block._open if run.use is not None}
+    return any(_library.api().use_wanted(number) for number in uses)
+
+
 def is_inside() -> bool:
     """Whether the caller may be inside a use; if so, the library is open."""
     return bool(_inside.get())
