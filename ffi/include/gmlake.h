@@ -37,9 +37,11 @@ extern "C" {
 // The operation is not supported here.
 #define GLAKE_UNSUPPORTED 5
 
-// The operation is not possible now. Memory to be evicted is in use, memory to be used is evicted, or a hook refused: the call moved
-// nothing. Or the timeout of a refill expired: the refill continues.
+// The operation is not possible now. Memory to be used is evicted, a hook refused, or ranks did not agree: the call moved nothing.
 #define GLAKE_CLOSED 6
+
+// The timeout of the call expired. Uses did not end or a hook did not return: nothing was moved. A refill continues in the background.
+#define GLAKE_TIMEOUT 7
 
 // A use that begins while its memory is evicted refills the memory, and waits for it.
 #define GLAKE_WHEN_CLOSED_REFILL 0
@@ -429,8 +431,8 @@ int32_t glake_commit(const void *pointer,
 // inside it waits for that shrink.
 //
 // `GLAKE_INVALID`: no region has one of these tags; the text lists the existing ones. `GLAKE_CLOSED`: the memory is evicted, and
-// `when_closed` says to refuse, or `timeout_ms` (-1: none) has expired. A refill that the call began then continues, and the next use
-// benefits.
+// `when_closed` says to refuse. `GLAKE_TIMEOUT`: `timeout_ms` (-1: none) has expired; a refill that the call began continues, and the next
+// use benefits.
 //
 // # Safety
 // `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
@@ -1078,7 +1080,7 @@ char *glake_shrink(const char *request);
 //
 // The report is a JSON object, to be freed with `glake_string_free`: "mapped", "copied", "evicted" (still evicted) in bytes, "regions" (an
 // array of "tag", "device", "mapped", "copied", "resident", "evicted", "place", the last only if memory is still evicted), "seconds". Null
-// on failure, as for `glake_shrink`. `GLAKE_CLOSED`: the timeout has expired, and the refill continues in the background.
+// on failure, as for `glake_shrink`. `GLAKE_TIMEOUT`: the timeout has expired, and the refill continues in the background.
 //
 // # Safety
 // `request` is null or a text that ends with a zero.

@@ -46,7 +46,7 @@ pub unsafe extern "C" fn glake_shrink(request: *const c_char) -> *mut c_char {
 ///
 /// The report is a JSON object, to be freed with `glake_string_free`: "mapped", "copied", "evicted" (still evicted) in bytes, "regions" (an
 /// array of "tag", "device", "mapped", "copied", "resident", "evicted", "place", the last only if memory is still evicted), "seconds". Null
-/// on failure, as for `glake_shrink`. `GLAKE_CLOSED`: the timeout has expired, and the refill continues in the background.
+/// on failure, as for `glake_shrink`. `GLAKE_TIMEOUT`: the timeout has expired, and the refill continues in the background.
 ///
 /// # Safety
 /// `request` is null or a text that ends with a zero.

@@ -143,7 +143,8 @@ class active:
     another context than it began in (asynchronous generators), and many tasks and threads may use one object.
 
     Raises:
-        ClosedError: refused, or not open in time.
+        ClosedError: refused.
+        TimedOutError: not open in time.
         InvalidError: no such region; the text lists the existing ones.
         OutOfMemoryError: a refill found the GPU's memory in use by others.
     """

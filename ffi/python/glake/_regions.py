@@ -150,7 +150,8 @@ def shrink(
 
     Raises:
         InvalidError: no such region or tier.
-        ClosedError: open ``active`` blocks did not end in time; none of the memory that they use was moved.
+        TimedOutError: open ``active`` blocks or a hook did not end in time; none of the memory that they use was moved.
+        ClosedError: a hook or another rank refused; likewise.
         StateError: called from inside ``glake.active``.
         OutOfMemoryError: the tier is full. The part evicted by then stays evicted, and the text says how much; no bytes are lost, and
             ``shrink`` or ``refill`` continue from there.
@@ -179,7 +180,7 @@ def refill(
 
     Raises:
         InvalidError: no such region.
-        ClosedError: the timeout has expired; the refill continues.
+        TimedOutError: the timeout has expired; the refill continues.
         OutOfMemoryError: the GPU's memory is in use by others. The part refilled by then stays; free some memory, and call again.
         DriverError: the driver or the disk refused, or a digest does not match; otherwise like OutOfMemoryError.
     """
