@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pathlib
 
-from . import _library, asgi, generation, lease, offload
+from . import _library, asgi, generation, lease, offload, reports
 from ._agent import join, leave
 from ._commit import commit, decommit
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
@@ -86,6 +86,7 @@ __all__ = [
     "region",
     "region_of",
     "regions",
+    "reports",
     "safepoint",
     "safepoint_async",
     "seal",

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 from . import _library, _waiting
 from ._waiting import REFUSE, WHEN_CLOSED, WhenClosed
 from .errors import ClosedError, StateError
+from .reports import GateState
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -279,12 +280,12 @@ def refuse_inside(what: str) -> None:
         raise StateError(f"glake.{what}() was called inside glake.active(), which it would wait for: call it outside of the block")
 
 
-def gate() -> dict[str, Any]:
+def gate() -> GateState:
     """Returns the state of the gate, with the number of open uses and the evicted regions: ``{"open": False, "uses": 2, "parked": 1,
-    "closing": [], "closed": ["weights"]}``.
+    "closing": [], "closed": ["weights"]}``. ``glake.reports.GateState`` documents the keys.
 
     Raises:
         UnavailableError: the library cannot start.
     """
-    found: dict[str, Any] = json.loads(_library.api().gate_json())
+    found: GateState = json.loads(_library.api().gate_json())
     return found

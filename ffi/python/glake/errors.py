@@ -4,7 +4,6 @@ Python or torch has for such a failure.
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -84,10 +83,11 @@ def of_status(status: int, text: str) -> Error:
 
 def _beside_torch(kind: type[OutOfMemoryError]) -> type[OutOfMemoryError]:
     """Returns the class that is also torch's, if torch is loaded."""
-    torch_kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
-    return kind if torch_kind is None or issubclass(kind, torch_kind) else _both(kind, torch_kind)
+    torch_kind: Any = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    if torch_kind is None or issubclass(kind, torch_kind):
+        return kind
+    both = (kind, torch_kind)
+    return _both.setdefault(both, type(kind.__name__, both, {"__module__": kind.__module__, "__doc__": kind.__doc__}))
 
 
-@functools.cache
-def _both(kind: type[OutOfMemoryError], torch_kind: type[Exception]) -> type[OutOfMemoryError]:
-    return type(kind.__name__, (kind, torch_kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+_both: dict[tuple[Any, Any], type[OutOfMemoryError]] = {}
