@@ -37,9 +37,11 @@ extern "C" {
 // The operation is not supported here.
 #define GLAKE_UNSUPPORTED 5
 
-// The operation is not possible now. Memory to be evicted is in use, memory to be used is evicted, or a hook refused: the call moved
-// nothing. Or the timeout of a refill expired: the refill continues.
+// The operation is not possible now. Memory to be used is evicted, a hook refused, or ranks did not agree: the call moved nothing.
 #define GLAKE_CLOSED 6
+
+// The timeout of the call expired. Uses did not end or a hook did not return: nothing was moved. A refill continues in the background.
+#define GLAKE_TIMEOUT 7
 
 // A use that begins while its memory is evicted refills the memory, and waits for it.
 #define GLAKE_WHEN_CLOSED_REFILL 0
@@ -440,8 +442,8 @@ int32_t glake_read_evicted(void *to,
 // inside it waits for that shrink.
 //
 // `GLAKE_INVALID`: no region has one of these tags; the text lists the existing ones. `GLAKE_CLOSED`: the memory is evicted, and
-// `when_closed` says to refuse, or `timeout_ms` (-1: none) has expired. A refill that the call began then continues, and the next use
-// benefits.
+// `when_closed` says to refuse. `GLAKE_TIMEOUT`: `timeout_ms` (-1: none) has expired; a refill that the call began continues, and the next
+// use benefits.
 //
 // # Safety
 // `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
@@ -1089,7 +1091,7 @@ int32_t glake_close_shared(void *base);
 //
 // The report is a JSON object, to be freed with `glake_string_free`. In bytes: "freed", "copied", "clean" (evicted without a copy because
 // an earlier one was valid), "undefined" (not live, and not copied), "resident". "regions": an array of "tag", "device", the same in
-// bytes, "evicted" (total now evicted), "place" (of most of it; absent: nothing is evicted) and "skipped": an array of "device",
+// bytes, "evicted" (total now evicted), "place" (destination of this shrink) and "skipped": an array of "device",
 // "address", "size", "reason", one of "fixed", "exported", "withheld". "skipped": if everything was to be evicted, memory outside of
 // regions that had to stay, with the reason "imported". "warnings": texts about live callbacks without an answer, and about GPUs that do
 // not report their memory usage. "gpu": an array of "device" (null for the host), "holder", "bytes". "seconds",
@@ -1105,8 +1107,8 @@ char *glake_shrink(const char *request);
 // none).
 //
 // The report is a JSON object, to be freed with `glake_string_free`: "mapped", "copied", "evicted" (still evicted) in bytes, "regions" (an
-// array of "tag", "device", "mapped", "copied", "resident", "evicted", "place", the last only if memory is still evicted), "seconds". Null
-// on failure, as for `glake_shrink`. `GLAKE_CLOSED`: the timeout has expired, and the refill continues in the background.
+// array of "tag", "device", "mapped", "copied", "resident", "evicted"), "seconds". Null
+// on failure, as for `glake_shrink`. `GLAKE_TIMEOUT`: the timeout has expired, and the refill continues in the background.
 //
 // # Safety
 // `request` is null or a text that ends with a zero.

@@ -16,8 +16,8 @@ use crate::{guard, library};
 /// inside it waits for that shrink.
 ///
 /// `GLAKE_INVALID`: no region has one of these tags; the text lists the existing ones. `GLAKE_CLOSED`: the memory is evicted, and
-/// `when_closed` says to refuse, or `timeout_ms` (-1: none) has expired. A refill that the call began then continues, and the next use
-/// benefits.
+/// `when_closed` says to refuse. `GLAKE_TIMEOUT`: `timeout_ms` (-1: none) has expired; a refill that the call began continues, and the next
+/// use benefits.
 ///
 /// # Safety
 /// `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.

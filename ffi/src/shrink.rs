@@ -21,7 +21,7 @@ use crate::{guard, library};
 ///
 /// The report is a JSON object, to be freed with `glake_string_free`. In bytes: "freed", "copied", "clean" (evicted without a copy because
 /// an earlier one was valid), "undefined" (not live, and not copied), "resident". "regions": an array of "tag", "device", the same in
-/// bytes, "evicted" (total now evicted), "place" (of most of it; absent: nothing is evicted) and "skipped": an array of "device",
+/// bytes, "evicted" (total now evicted), "place" (destination of this shrink) and "skipped": an array of "device",
 /// "address", "size", "reason", one of "fixed", "exported", "withheld". "skipped": if everything was to be evicted, memory outside of
 /// regions that had to stay, with the reason "imported". "warnings": texts about live callbacks without an answer, and about GPUs that do
 /// not report their memory usage. "gpu": an array of "device" (null for the host), "holder", "bytes". "seconds",
@@ -45,8 +45,8 @@ pub unsafe extern "C" fn glake_shrink(request: *const c_char) -> *mut c_char {
 /// none).
 ///
 /// The report is a JSON object, to be freed with `glake_string_free`: "mapped", "copied", "evicted" (still evicted) in bytes, "regions" (an
-/// array of "tag", "device", "mapped", "copied", "resident", "evicted", "place", the last only if memory is still evicted), "seconds". Null
-/// on failure, as for `glake_shrink`. `GLAKE_CLOSED`: the timeout has expired, and the refill continues in the background.
+/// array of "tag", "device", "mapped", "copied", "resident", "evicted"), "seconds". Null
+/// on failure, as for `glake_shrink`. `GLAKE_TIMEOUT`: the timeout has expired, and the refill continues in the background.
 ///
 /// # Safety
 /// `request` is null or a text that ends with a zero.

@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
 
 use glake_abi::{
-    GLAKE_CLOSED, GLAKE_DRIVER, GLAKE_INVALID, GLAKE_OK, GLAKE_OUT_OF_MEMORY, GLAKE_UNAVAILABLE,
-    GLAKE_UNSUPPORTED,
+    GLAKE_CLOSED, GLAKE_DRIVER, GLAKE_INVALID, GLAKE_OK, GLAKE_OUT_OF_MEMORY, GLAKE_TIMEOUT,
+    GLAKE_UNAVAILABLE, GLAKE_UNSUPPORTED,
 };
 use glake_device::DriverError;
 use glake_runtime::process::{ErrorKind, InTorchWords, ProcessError};
@@ -120,12 +120,12 @@ impl Failure {
             E::Region(region) => Failure::status_of_region(region),
             E::Host(host) if host.is_shortage() => GLAKE_OUT_OF_MEMORY,
             E::NoRoom { .. } => GLAKE_OUT_OF_MEMORY,
-            E::Closed { .. } | E::HeldTooLong { .. } | E::StillUsed { .. } | E::StillComing { .. } => {
-                GLAKE_CLOSED
-            }
+            E::Closed { .. } => GLAKE_CLOSED,
+            E::HeldTooLong { .. } | E::StillUsed { .. } | E::StillComing { .. } => GLAKE_TIMEOUT,
             E::ForeignContext | E::OffloadCaptured { .. } => GLAKE_UNSUPPORTED,
             E::Driver(_) | E::LeavesBlock { .. } | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
             E::Refused { kind: ErrorKind::Closed, .. } => GLAKE_CLOSED,
+            E::Refused { kind: ErrorKind::Timeout, .. } => GLAKE_TIMEOUT,
             E::Refused { kind: ErrorKind::Unsupported, .. } => GLAKE_UNSUPPORTED,
             E::Refused { kind: ErrorKind::Lost, .. } => GLAKE_DRIVER,
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,

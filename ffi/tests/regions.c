@@ -113,7 +113,7 @@ static void the_gate(void) {
     fill(block, 5 * MIB, 6);
     uint64_t use = 0;
     OK(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use));
-    CHECK(glake_shrink("{\"tags\":[\"weights\"],\"timeout_ms\":20}") == NULL && glake_last_status() == GLAKE_CLOSED);
+    CHECK(glake_shrink("{\"tags\":[\"weights\"],\"timeout_ms\":20}") == NULL && glake_last_status() == GLAKE_TIMEOUT);
     CHECK(strstr(glake_last_error(), "1 use of 'weights' was still running") != NULL);
     pthread_t thread;
     char *report = NULL;
@@ -126,9 +126,9 @@ static void the_gate(void) {
     CHECK(pthread_join(thread, NULL) == 0 && says(report, "\"resident\":0"));
     FAILS(glake_use_end(use), GLAKE_INVALID, "it was ended before");
     FAILS(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use), GLAKE_CLOSED, "the gate is closed: 'weights'");
-    FAILS(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20, &use), GLAKE_CLOSED, "was held for");
+    FAILS(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20, &use), GLAKE_TIMEOUT, "was held for");
     FAILS(glake_gate_wait(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1), GLAKE_CLOSED, "the gate is closed: 'weights'");
-    FAILS(glake_gate_wait(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20), GLAKE_CLOSED, "was held for");
+    FAILS(glake_gate_wait(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20), GLAKE_TIMEOUT, "was held for");
     OK(glake_use_begin(NULL, 0, GLAKE_WHEN_CLOSED_REFILL, -1, &use));
     compare(block, 5 * MIB, 6);
     OK(glake_use_end(use));

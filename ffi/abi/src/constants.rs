@@ -13,9 +13,10 @@ pub const GLAKE_DRIVER: i32 = 3;
 pub const GLAKE_UNAVAILABLE: i32 = 4;
 /// The operation is not supported here.
 pub const GLAKE_UNSUPPORTED: i32 = 5;
-/// The operation is not possible now. Memory to be evicted is in use, memory to be used is evicted, or a hook refused: the call moved
-/// nothing. Or the timeout of a refill expired: the refill continues.
+/// The operation is not possible now. Memory to be used is evicted, a hook refused, or ranks did not agree: the call moved nothing.
 pub const GLAKE_CLOSED: i32 = 6;
+/// The timeout of the call expired. Uses did not end or a hook did not return: nothing was moved. A refill continues in the background.
+pub const GLAKE_TIMEOUT: i32 = 7;
 
 /// A use that begins while its memory is evicted refills the memory, and waits for it.
 pub const GLAKE_WHEN_CLOSED_REFILL: u32 = 0;

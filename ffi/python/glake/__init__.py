@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pathlib
 
-from . import _library, asgi, generation, lease, offload
+from . import _library, asgi, generation, lease, offload, reports
 from ._agent import join, leave
 from ._blocks import allocate, free
 from ._commit import commit, decommit
@@ -32,6 +32,7 @@ from .errors import (
     InvalidError,
     OutOfMemoryError,
     StateError,
+    TimedOutError,
     TorchError,
     UnavailableError,
     UnsupportedError,
@@ -50,6 +51,7 @@ __all__ = [
     "OutOfMemoryError",
     "Region",
     "StateError",
+    "TimedOutError",
     "TorchError",
     "UnavailableError",
     "UnsupportedError",
@@ -89,6 +91,7 @@ __all__ = [
     "region",
     "region_of",
     "regions",
+    "reports",
     "safepoint",
     "safepoint_async",
     "seal",

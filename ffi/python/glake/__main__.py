@@ -1,7 +1,10 @@
 """``python -m glake``: prints the installed versions, whether GLake would be on in a process like this one without a
 call, and the backend that ``glake.enable()`` chooses here, with the reason.
 
-With an option it prints one path, for other programs: ``cc -I"$(python -m glake --include)" …``.
+With an option it prints one path, for other programs::
+
+    library=$(python3 -m glake --library)
+    cc -I"$(python3 -m glake --include)" my.c "$library" -Wl,-rpath,"$(dirname "$library")"
 """
 
 from __future__ import annotations

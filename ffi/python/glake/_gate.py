@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 from . import _library, _waiting
 from ._waiting import REFUSE, WHEN_CLOSED, WhenClosed
 from .errors import ClosedError, StateError
+from .reports import GateState
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -143,7 +144,8 @@ class active:
     another context than it began in (asynchronous generators), and many tasks and threads may use one object.
 
     Raises:
-        ClosedError: refused, or not open in time.
+        ClosedError: refused.
+        TimedOutError: not open in time.
         InvalidError: no such region; the text lists the existing ones.
         OutOfMemoryError: a refill found the GPU's memory in use by others.
     """
@@ -256,6 +258,13 @@ def own_uses() -> list[Use]:
     return list(dict.fromkeys(use for use in uses if use is not None and member in use.members))
 
 
+def is_wanted(block: active) -> bool:
+    """Whether a shrink waits for a use that the block is part of."""
+    with _lock:
+        uses = {run.use.number for run in block._open if run.use is not None}
+    return any(_library.api().use_wanted(number) for number in uses)
+
+
 def is_inside() -> bool:
     """Whether the caller may be inside a use; if so, the library is open."""
     return bool(_inside.get())
@@ -271,12 +280,12 @@ def refuse_inside(what: str) -> None:
         raise StateError(f"glake.{what}() was called inside glake.active(), which it would wait for: call it outside of the block")
 
 
-def gate() -> dict[str, Any]:
+def gate() -> GateState:
     """Returns the state of the gate, with the number of open uses and the evicted regions: ``{"open": False, "uses": 2, "parked": 1,
-    "closing": [], "closed": ["weights"]}``.
+    "closing": [], "closed": ["weights"]}``. ``glake.reports.GateState`` documents the keys.
 
     Raises:
         UnavailableError: the library cannot start.
     """
-    found: dict[str, Any] = json.loads(_library.api().gate_json())
+    found: GateState = json.loads(_library.api().gate_json())
     return found

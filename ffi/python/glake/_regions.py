@@ -22,11 +22,11 @@ from ._enable import enabled
 from ._memory import range_of
 from ._statistics import index
 from ._waiting import milliseconds
+from .reports import HookEvent, MemoryUsage, RefillReport, RegionState, ShrinkReport
 
 Policy = Literal["keep", "sealed", "discard"]
 HostCopy = Literal["drop", "retain", "prepare"]
-Report = dict[str, Any]
-Hook = Callable[[Report], object]
+Hook = Callable[[HookEvent], object]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _POLICIES = {"keep": 0, "sealed": 1, "discard": 2}
@@ -197,7 +197,7 @@ def shrink(
     bytes: int | None = None,
     verify: bool | None = None,
     timeout: float | None = None,
-) -> Report:
+) -> ShrinkReport:
     """Evicts regions from the GPU. Their addresses stay reserved, and the memory is available to others until ``refill``.
 
     The call waits for open ``glake.active`` blocks, and new ones wait for the refill. If no part of the program uses ``active``, the caller
@@ -211,19 +211,21 @@ def shrink(
         timeout: seconds to wait for open ``active`` blocks; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
 
     Returns:
-        The bytes freed, copied and still resident, by region; memory that had to stay, with the reason (under "skipped" also imported
-        memory, if everything was to be evicted); the memory usage of each GPU by holder; and the predicted duration of a refill in seconds.
+        The report: ``glake.reports.ShrinkReport`` documents its keys.
 
     Raises:
         InvalidError: no such region or tier.
-        ClosedError: open ``active`` blocks did not end in time; none of the memory that they use was moved.
+        TimedOutError: open ``active`` blocks or a hook did not end in time; none of the memory that they use was moved.
+        ClosedError: a hook or another rank refused; likewise.
         StateError: called from inside ``glake.active``.
         OutOfMemoryError: the tier is full. The part evicted by then stays evicted, and the text says how much; no bytes are lost, and
             ``shrink`` or ``refill`` continue from there.
         DriverError: the driver or the disk refused; otherwise like OutOfMemoryError.
     """
     _gate.refuse_inside("shrink")
-    return _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=None if timeout is None else milliseconds(timeout))
+    within = None if timeout is None else milliseconds(timeout)
+    report: ShrinkReport = _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=within)
+    return report
 
 
 def refill(
@@ -233,7 +235,7 @@ def refill(
     wait: bool = True,
     verify: bool | None = None,
     timeout: float | None = None,
-) -> Report:
+) -> RefillReport:
     """Refills regions at their addresses, in the order given by ``order`` or ``follow``, else in the order of allocation.
 
     Args:
@@ -243,13 +245,18 @@ def refill(
         verify: compare digests, and fill bytes that were not copied with 0xab; None: as configured (``tiers.verify``, on), without the fill.
         timeout: seconds to wait; None: no timeout. After it, the refill continues in the background.
 
+    Returns:
+        The report: ``glake.reports.RefillReport`` documents its keys. With ``wait=False`` it has zeros.
+
     Raises:
         InvalidError: no such region.
-        ClosedError: the timeout has expired; the refill continues.
+        TimedOutError: the timeout has expired; the refill continues.
         OutOfMemoryError: the GPU's memory is in use by others. The part refilled by then stays; free some memory, and call again.
         DriverError: the driver or the disk refused, or a digest does not match; otherwise like OutOfMemoryError.
     """
-    return _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=None if timeout is None else milliseconds(timeout))
+    within = None if timeout is None else milliseconds(timeout)
+    report: RefillReport = _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=within)
+    return report
 
 
 def wait(tag: str, stream: Stream = None) -> None:
@@ -300,26 +307,23 @@ def unfix(array: Any) -> None:
     _fixed(array, False)
 
 
-def regions() -> list[dict[str, Any]]:
-    """Every region: tag, device, policy, bytes that are live, resident and evicted, and where the copies are: "places" has the bytes of each,
-    "place" is where most are. Of a region that was made with ``clean``, "clean" has bytes: "now" are clean; in all "copied" in the
-    background, "voided" by uses, allocations and copies, "released" without a copy, "refused" because they had changed though nobody
-    told, "reclaimed" because host memory was short.
+def regions() -> list[RegionState]:
+    """Returns the state of every region on each GPU: ``glake.reports.RegionState`` documents the keys.
 
     Raises:
         UnavailableError: the library cannot start.
     """
-    found: list[dict[str, Any]] = json.loads(_library.api().regions_json())
+    found: list[RegionState] = json.loads(_library.api().regions_json())
     return found
 
 
-def memory_usage() -> list[dict[str, Any]]:
+def memory_usage() -> list[MemoryUsage]:
     """Returns the memory usage of each GPU by holder: ``{"device": 0, "holder": "…", "bytes": …}``; the device is None for host memory.
 
     Raises:
         UnavailableError: the library cannot start.
     """
-    found: list[dict[str, Any]] = json.loads(_library.api().memory_usage_json())
+    found: list[MemoryUsage] = json.loads(_library.api().memory_usage_json())
     return found
 
 
@@ -338,11 +342,10 @@ def region_of(array: Any) -> str | None:
 
 
 def hooks(before: Hook | None = None, after: Hook | None = None, timeout: float = 30.0) -> None:
-    """Functions that are called with what happens (``{"event": "shrink", "when": "before", "tags": […], …}``) before and after each shrink and
-    refill, on a thread of their own and with no lock held. A ``before`` that raises, or takes longer than the timeout, stops it before
-    anything is moved. Of memory that comes back because it is touched they are told too (``"touched": True``), and nothing waits for them:
-    the thread that touches it may hold Python's lock. None removes one. The end of the program waits for hooks that run, as for threads,
-    and calls none after that.
+    """Sets functions that are called with an event (``glake.reports.HookEvent``) before and after each shrink and refill, on a thread of
+    their own and with no lock held. A ``before`` that raises, or takes longer than the timeout, stops the move before anything is moved.
+    Refills of memory that is touched are reported too (``"touched": True``), without a wait for the hooks: the thread that touches it may
+    hold Python's lock. None removes a hook. The end of the program waits for hooks that run, as for threads, and calls none after that.
     """
     for name, hook in (("before", before), ("after", after)):
         if hook is not None and not callable(hook):
@@ -368,12 +371,11 @@ def _hook(hook: Hook | None) -> Callable[[str], None] | None:
     return told
 
 
-def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more: Any) -> Report:
+def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more: Any) -> Any:
     wanted = {name: value for name, value in more.items() if value is not None}
     if tags is not None:
         wanted["tags"] = [tags] if isinstance(tags, str) else list(tags)
-    report: Report = json.loads(call(json.dumps(wanted)))
-    return report
+    return json.loads(call(json.dumps(wanted)))
 
 
 def _fixed(array: Any, fixed: bool) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from . import _library
-from .errors import ClosedError, Error, InvalidError
+from .errors import ClosedError, Error, InvalidError, TimedOutError
 
 WhenClosed = Literal["refill", "hold", "refuse"]
 
@@ -149,7 +149,7 @@ async def wait(tags: tuple[str, ...], when_closed: WhenClosed, timeout: float | 
             try:
                 return enter(tags, REFUSE, -1)
             except ClosedError as error:
-                raise ClosedError(f"{error}; it was held for {timeout:g} s: refill it, or allow more time") from None
+                raise TimedOutError(f"{error}; it was held for {timeout:g} s: refill it, or allow more time") from None
         finally:
             with _lock:
                 line.leave(opened)

@@ -2,19 +2,13 @@
 
 use std::ffi::{CStr, CString, c_char};
 
-use glake_abi::{
-    GLAKE_CLOSED, GLAKE_DRIVER, GLAKE_INVALID, GLAKE_OUT_OF_MEMORY, GLAKE_UNAVAILABLE, GLAKE_UNSUPPORTED,
-};
 use pyo3::prelude::*;
 
 use crate::library::{Functions, symbols};
 
-pyo3::import_exception!(glake.errors, ClosedError);
 pyo3::import_exception!(glake.errors, Error);
-pyo3::import_exception!(glake.errors, OutOfMemoryError);
 pyo3::import_exception!(glake.errors, InvalidError);
-pyo3::import_exception!(glake.errors, DriverError);
-pyo3::import_exception!(glake.errors, UnavailableError);
+pyo3::import_exception!(glake.errors, OutOfMemoryError);
 pyo3::import_exception!(glake.errors, UnsupportedError);
 
 /// Makes one call without the GIL and raises the exception of its status.
@@ -29,18 +23,14 @@ pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Functions) -> i32 + Sen
     }
 }
 
-/// Returns the exception of a status, with the text of this thread's last failed call.
+/// Returns the exception of a status, with the text of this thread's last failed call. `glake.errors` has the table.
 pub(crate) fn raised(symbols: &Functions, status: i32) -> PyErr {
     let text = last_error(symbols);
-    match status {
-        GLAKE_OUT_OF_MEMORY => OutOfMemoryError::new_err(text),
-        GLAKE_INVALID => InvalidError::new_err(text),
-        GLAKE_DRIVER => DriverError::new_err(text),
-        GLAKE_UNAVAILABLE => UnavailableError::new_err(text),
-        GLAKE_UNSUPPORTED => UnsupportedError::new_err(text),
-        GLAKE_CLOSED => ClosedError::new_err(text),
-        other => Error::new_err(format!("status {other}: {text}")),
-    }
+    Python::attach(|py| {
+        let errors =
+            py.import("glake.errors").and_then(|errors| errors.call_method1("of_status", (status, text)));
+        errors.map_or_else(|error| error, PyErr::from_value)
+    })
 }
 
 /// Returns the text of this thread's last failed call.

@@ -294,6 +294,11 @@ class Lives(unittest.TestCase):
                         call()
 
 
+async def nothing():
+    """Receives a request without a body."""
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
 class Requests(unittest.TestCase):
     def ask(self, app, path="/", kind="http"):
         sent = []
@@ -301,7 +306,7 @@ class Requests(unittest.TestCase):
         async def send(message):
             sent.append(message)
 
-        asyncio.run(app({"type": kind, "path": path, "method": "GET"}, None, send))
+        asyncio.run(app({"type": kind, "path": path, "method": "GET"}, nothing, send))
         return sent
 
     def test_a_request_brings_the_memory_back(self):
@@ -381,7 +386,7 @@ class Requests(unittest.TestCase):
             glake.shrink(tag)
             gated = glake.asgi.Gate(app, tags=[tag], when_closed=when_closed)
             threads = threading.active_count()
-            ask = lambda path: asyncio.create_task(gated({"type": "http", "path": path, "method": "GET"}, None, None))  # noqa: E731
+            ask = lambda path: asyncio.create_task(gated({"type": "http", "path": path, "method": "GET"}, nothing, None))  # noqa: E731
             held = [ask("/") for _ in range(200)]
             await asyncio.sleep(0.2)
             self.assertLess(threading.active_count() - threads, 8)
@@ -413,7 +418,7 @@ class Requests(unittest.TestCase):
             async def send(message):
                 sent.append(message.get("status"))
 
-            tasks = [gate({"type": "http", "path": "/", "method": "GET"}, None, send) for gate in gated for _ in range(10)]
+            tasks = [gate({"type": "http", "path": "/", "method": "GET"}, nothing, send) for gate in gated for _ in range(10)]
             return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20), sent
 
         glake.shrink(tag)

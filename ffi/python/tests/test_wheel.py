@@ -5,6 +5,7 @@ Needs GLAKE_WHEEL, the wheel that is installed here: `make test-python` and `ffi
 
 from __future__ import annotations
 
+import email
 import os
 import pathlib
 import re
@@ -73,6 +74,21 @@ class TheWheel(unittest.TestCase):
         texts = set(re.findall(r"^text (\d+), of ", document, re.MULTILINE))
         self.assertEqual({number for *_, numbers in works for number in numbers.split(", ")}, texts)
         self.assertNotIn("glake-", document)
+
+    def test_what_pip_show_and_an_index_show(self):
+        with zipfile.ZipFile(WHEEL) as wheel:
+            (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+            metadata = email.message_from_bytes(wheel.read(name))
+        shown = {name: metadata[name] for name in ("Name", "Version", "Author", "License-Expression", "Requires-Python")}
+        version = self.run_alone(sys.executable, "-c", "import glake; print(glake.__version__)").rstrip("\n")
+        self.assertEqual(list(shown.values()), ["glake", version, "The GLake contributors", "Apache-2.0", ">=3.10"])
+        self.assertIn("memory", metadata["Summary"])
+        self.assertIn("pytorch", metadata["Keywords"].split(","))
+        self.assertIn("Operating System :: POSIX :: Linux", metadata.get_all("Classifier"))
+        self.assertTrue(metadata["Description-Content-Type"].startswith("text/markdown"))
+        text = metadata.get_payload()
+        self.assertTrue(text.startswith("# glake\n"), text[:80])
+        self.assertNotRegex(text, r"\]\((?!https://)", "a link of the repository leads nowhere on an index")
 
     def test_the_tag_says_what_it_needs(self):
         name = pathlib.Path(WHEEL).name

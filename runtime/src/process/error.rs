@@ -260,6 +260,8 @@ pub enum ErrorKind {
     Unsupported,
     /// The gate or the program prevents the move now. Nothing was moved; a later attempt may succeed.
     Closed,
+    /// The program did not let the move begin in time. Nothing was moved.
+    Timeout,
     /// Bytes are lost.
     Lost,
 }
@@ -275,6 +277,10 @@ impl ProcessError {
 
     pub(super) fn closed(message: impl Into<String>) -> ProcessError {
         ProcessError::Refused { kind: ErrorKind::Closed, message: message.into() }
+    }
+
+    pub(super) fn timeout(message: impl Into<String>) -> ProcessError {
+        ProcessError::Refused { kind: ErrorKind::Timeout, message: message.into() }
     }
 
     pub(super) fn lost(message: impl Into<String>) -> ProcessError {

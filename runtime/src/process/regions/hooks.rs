@@ -151,7 +151,7 @@ fn call(hook: Hook, when: &'static str, event: &Value, timeout: Option<Duration>
     match (answer, timeout) {
         (Ok(0), _) => Ok(()),
         (Ok(answer), _) => Err(hook_refused(when, &format!("with {answer}"))),
-        (Err(RecvTimeoutError::Timeout), Some(timeout)) => Err(ProcessError::closed(format!(
+        (Err(RecvTimeoutError::Timeout), Some(timeout)) => Err(ProcessError::timeout(format!(
             "the hook {when} took longer than {timeout:.1?}: nothing was moved where it comes before; allow it more time, or mend it"
         ))),
         (Err(_), _) => Err(hook_refused(when, "without an answer")),

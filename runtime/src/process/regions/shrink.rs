@@ -330,7 +330,7 @@ fn agreed<'g>(closing: Closing<'g>, tags: Tags, pool: Option<&Arc<GpuPool>>) -> 
             let waited = begin.elapsed();
             if waited >= PARK_DRAIN {
                 closing.hold_off(PARKED_IN_VAIN);
-                return Err(ProcessError::closed(format!(
+                return Err(ProcessError::timeout(format!(
                     "work of {tags} was still running on a GPU {waited:.1?} after all that use it were parked at safe points: does it wait \
                      for another rank, or for the host? Nothing was moved, they go on; shrink again later"
                 )));

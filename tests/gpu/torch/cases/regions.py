@@ -180,7 +180,10 @@ class Regions(unittest.TestCase):
             async def send(message):
                 sent.append(message)
 
-            await gated({"type": "http", "path": "/", "method": "GET"}, None, send)
+            async def receive():
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            await gated({"type": "http", "path": "/", "method": "GET"}, receive, send)
             return sent[0]["status"]
 
         async def story():
