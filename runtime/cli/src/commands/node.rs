@@ -250,7 +250,7 @@ fn stop_all(
     output: &mut Output,
 ) -> Result<(), Failure> {
     let socket = socket(arguments.agent.socket.as_deref(), config, &sources.environment)?;
-    let (stopped, left) = match ask(&socket, Ask::StopAll) {
+    let (stopped, left) = match ask(&socket, Ask::StopAll, |_| ()) {
         Ok(rows) => {
             let left =
                 rows.into_iter().filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None });
