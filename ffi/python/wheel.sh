@@ -47,7 +47,11 @@ for binary in glake libgmlake.so libglake_preload.so lib_glake.so; do
 done
 
 "$tools/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$wheels" "$source"
-wheel=$(echo "$wheels"/*.whl)
+# The module torch_memory_saver, for programs that import it.
+rm -rf "$target/wheel-saver"
+cp -r saver "$target/wheel-saver"
+"$tools/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$wheels" "$target/wheel-saver"
+wheel=$(echo "$wheels"/glake-*.whl)
 
 # The tag has to hold for every binary.
 found=$("$tools/bin/auditwheel" show --json "$wheel" 2>/dev/null)
@@ -61,7 +65,7 @@ esac
     "$tools/bin/auditwheel" show "$wheel" 2>/dev/null >&2
 }
 "$tools/bin/wheel" tags --remove --platform-tag "$tag" "$wheel" >/dev/null
-wheel=$(echo "$wheels"/*.whl)
+wheel=$(echo "$wheels"/glake-*.whl)
 echo "wheel: $wheel"
 [ -n "$test" ] || exit 0
 

@@ -102,6 +102,8 @@ calls = {
     "lease": leases,
     "allocate free": blocks,
     "follow Following offload": modules,
+    "plain": lambda: glake.plain().__enter__().__exit__(None, None, None),
+    "reports": lambda: glake.reports.ShrinkReport,
     "commit decommit": lambda: [glake.commit(array), glake.decommit(array)] == [0, 0] or 1 / 0,
     "copy_stats": lambda: glake.copy_stats()["paths"],
     "fix unfix": lambda: [glake.fix(array), glake.unfix(array)],
