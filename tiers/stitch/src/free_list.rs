@@ -188,12 +188,7 @@ impl FreeList {
     }
 
     /// Returns the oldest piece whose completion point has passed. Each piece is reported once; the caller removes it.
-    pub(crate) fn next_passed(
-        &mut self,
-        this: FreeListId,
-        pieces: &Pieces,
-        passed: PointNumber,
-    ) -> Option<PieceId> {
+    fn next_passed(&mut self, this: FreeListId, pieces: &Pieces, passed: PointNumber) -> Option<PieceId> {
         let ages = self.ages.as_mut()?;
         while let Some(age) = ages.pop_front_if(|age| age.point <= passed) {
             if pieces.is_in(age.piece, this) && pieces[age.piece].point <= passed {
@@ -216,8 +211,8 @@ impl FreeList {
 
 /// Free lists of a device.
 ///
-/// A list that was borrowed for a change is marked and queued. [`FreeLists::make_room`] and [`FreeLists::sums`] visit the queued lists only,
-/// because there may be thousands of lists.
+/// A list that was borrowed for a change is marked and queued. [`FreeLists::make_room`], [`FreeLists::sums`] and [`FreeLists::aged`] visit the
+/// queued lists only, because there may be thousands of lists.
 #[derive(Debug, Default)]
 pub(crate) struct FreeLists {
     lists: Slab<FreeList>,
@@ -227,12 +222,16 @@ pub(crate) struct FreeLists {
     narrow: Vec<FreeListId>,
     /// Lists whose figures may be out of date.
     changed: Vec<FreeListId>,
+    /// Lists that may have ages.
+    aged: Vec<FreeListId>,
     /// Sum of the lists' figures.
     sums: FreeSums,
 }
 
 const NARROW: u8 = 1;
 const CHANGED: u8 = 2;
+const AGED: u8 = 4;
+const ALL: u8 = NARROW | CHANGED | AGED;
 
 impl Index<FreeListId> for FreeLists {
     type Output = FreeList;
@@ -246,7 +245,7 @@ impl Index<FreeListId> for FreeLists {
 impl IndexMut<FreeListId> for FreeLists {
     #[inline]
     fn index_mut(&mut self, id: FreeListId) -> &mut FreeList {
-        if self.marks[id.index()] != NARROW | CHANGED {
+        if self.marks[id.index()] != ALL {
             self.mark(id);
         }
         &mut self.lists[id.index()]
@@ -260,7 +259,7 @@ impl FreeLists {
         if self.marks.len() <= id.index() {
             self.marks.resize(id.index() + 1, 0);
             // Each list is queued once at most, so that marking a list never allocates.
-            for queue in [&mut self.narrow, &mut self.changed] {
+            for queue in [&mut self.narrow, &mut self.changed, &mut self.aged] {
                 queue.reserve(self.marks.len() - queue.len());
             }
         }
@@ -271,14 +270,11 @@ impl FreeLists {
     /// Queues a list: its pieces, or the streams or points that its figures depend on, may have changed.
     #[cold]
     pub(crate) fn mark(&mut self, id: FreeListId) {
-        let marks = &mut self.marks[id.index()];
-        if *marks & NARROW == 0 {
-            self.narrow.push(id);
+        let marks = std::mem::replace(&mut self.marks[id.index()], ALL);
+        let queues = [(NARROW, &mut self.narrow), (CHANGED, &mut self.changed), (AGED, &mut self.aged)];
+        for (_, queue) in queues.into_iter().filter(|(mark, _)| marks & mark == 0) {
+            queue.push(id);
         }
-        if *marks & CHANGED == 0 {
-            self.changed.push(id);
-        }
-        *marks = NARROW | CHANGED;
     }
 
     /// Removes a free list, which must be empty.
@@ -322,6 +318,34 @@ impl FreeLists {
             changes
         });
         *sums
+    }
+
+    /// Returns the domains of the lists with ages.
+    pub(crate) fn aged(&mut self) -> Vec<DomainId> {
+        let (lists, marks) = (&self.lists, &mut self.marks);
+        let mut domains = Vec::new();
+        self.aged.retain(|&id| {
+            let list = lists.get(id.index());
+            let aged = list.filter(|list| list.ages.as_ref().is_some_and(|ages| !ages.is_empty()));
+            domains.extend(aged.map(|list| list.domain));
+            marks[id.index()] &= if aged.is_some() { !0 } else { !AGED };
+            aged.is_some()
+        });
+        domains.sort_unstable();
+        domains.dedup();
+        domains
+    }
+
+    /// Returns the oldest piece of a list whose completion point has passed ([`FreeList::next_passed`]).
+    pub(crate) fn next_passed(
+        &mut self,
+        id: FreeListId,
+        pieces: &Pieces,
+        passed: PointNumber,
+    ) -> Option<PieceId> {
+        let oldest = self.lists[id.index()].ages.as_ref()?.front()?;
+        // A list that has none is not borrowed for a change.
+        if oldest.point > passed { None } else { self[id].next_passed(id, pieces, passed) }
     }
 
     /// Returns the kept figures, and whether those of a list may be out of date.

@@ -67,6 +67,7 @@ impl Regions {
         let (clean, prepare) = (options.clean, options.host_copy == CopyPolicy::Prepare);
         let kept = options.policy != Policy::Discard;
         self.set.table.define(RegionOptions { extent, closed: true, ..options })?;
+        self.set.table.give_back();
         if clean && kept {
             self.set.flags.set_cleaned();
         }

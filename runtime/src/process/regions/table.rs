@@ -7,7 +7,7 @@
 //! Every allocation and copy first reads the [`RegionFlags`]: whether any thread is in a region, any region is cleaned, or anything is
 //! evicted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -28,6 +28,9 @@ use crate::sync::RwLock;
 /// Number of released tags that stay: most programs never have as many, and a tag may be without memory for a while.
 const MANY_UNHELD: usize = 256;
 
+/// Number of forgotten tags whose memory one definition releases.
+const LEAVING_AT_ONCE: usize = 2;
+
 /// All tags, by name.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -45,6 +48,8 @@ struct Inner {
     unheld: usize,
     /// Number of such tags above which those without memory are forgotten; 0 until the first search.
     most_unheld: usize,
+    /// Domains of forgotten tags whose memory is to be released.
+    leaving: VecDeque<(Arc<GpuPool>, DomainId)>,
     /// Order of refills as the program set it.
     order: Vec<String>,
 }
@@ -68,6 +73,8 @@ impl Inner {
             is_alone && !tagged.is_away() && !tagged.is_sealed() && tagged.regions().iter().all(&mut is_empty)
         });
         let gone: Vec<Arc<Tagged>> = gone.map(|(_, tagged)| tagged).collect();
+        let regions = gone.iter().flat_map(|tagged| tagged.regions());
+        self.leaving.extend(regions.map(|region| (region.pool().clone(), region.domain())));
         self.unheld -= gone.len();
         self.most_unheld = 2 * self.unheld;
         gone
@@ -128,6 +135,23 @@ impl Table {
         // The end of a region releases its domain, with calls of the driver.
         drop(gone);
         Ok(())
+    }
+
+    /// Releases the memory of a few forgotten tags, as far as the work on it has completed: a program that defines many tags makes about as
+    /// much memory as it releases.
+    pub(super) fn give_back(&self) {
+        for _ in 0..LEAVING_AT_ONCE {
+            if self.inner.read().leaving.is_empty() {
+                return;
+            }
+            let Some((pool, domain)) = self.inner.write().leaving.pop_front() else { return };
+            if let Err(error) = pool.trim_domain(domain) {
+                tracing::debug!(target: "glake::regions", device = %pool.device(), %error, "a forgotten region's memory stays for now");
+            }
+            if pool.has_domain(domain) {
+                self.inner.write().leaving.push_back((pool, domain));
+            }
+        }
     }
 
     /// Returns an existing tag.

@@ -87,8 +87,7 @@ impl Heap {
     /// Marks a completion point as passed and makes the memory that waited for it available to more streams.
     pub(crate) fn pass(&mut self, point: PointNumber) {
         self.points.pass(point);
-        let domains: smallvec::SmallVec<[DomainId; 4]> = self.home.domains.iter().map(|(id, _)| id).collect();
-        for domain in domains {
+        for domain in self.home.lists.aged() {
             self.settle(domain);
         }
         self.home.make_room();
@@ -103,7 +102,7 @@ impl Heap {
         self.settle_held(id);
         let (lend, passed) = (self.is_lending(id), self.points.passed());
         for limbo in limbos {
-            while let Some(piece) = self.home.lists[limbo].next_passed(limbo, &self.home.pieces, passed) {
+            while let Some(piece) = self.home.lists.next_passed(limbo, &self.home.pieces, passed) {
                 self.let_go(piece);
             }
         }
@@ -113,7 +112,7 @@ impl Heap {
         }
         for lists in streams {
             for (from, to) in [(lists.large, passed_large), (lists.slabs, passed_slabs)] {
-                while let Some(piece) = home.lists[from].next_passed(from, &home.pieces, passed) {
+                while let Some(piece) = home.lists.next_passed(from, &home.pieces, passed) {
                     home.lists[from].remove(&mut home.pieces, piece);
                     let passed = &mut home.pieces[piece];
                     passed.list = to;
@@ -226,7 +225,7 @@ impl Heap {
         let passed = self.points.passed();
         let lists: smallvec::SmallVec<[_; 4]> = self.home.domains[id].held_lists().collect();
         for list in lists {
-            while let Some(piece) = self.home.lists[list].next_passed(list, &self.home.pieces, passed) {
+            while let Some(piece) = self.home.lists.next_passed(list, &self.home.pieces, passed) {
                 self.let_go(piece);
             }
         }

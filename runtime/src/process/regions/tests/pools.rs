@@ -137,6 +137,8 @@ fn regions_without_definitions_and_memory_are_forgotten() {
         regions.release(&tag).unwrap();
     }
     assert!(regions.views().unwrap().len() < 600, "{}", regions.views().unwrap().len());
+    let reserved = process.reserved(0);
+    assert!(reserved < mib(2 * 300), "{reserved} for 500 regions of 2 MiB");
     assert!(matches!(regions.enter("of a request 0"), Err(ref error) if error.says("there is no region")));
     let again = process.written_in("kept", 0, mib(2), 3);
     assert_eq!(regions.tag_of(again.address).as_deref(), Some("kept"));
