@@ -893,6 +893,15 @@ int32_t glake_pool_trim(int32_t device,
                         uint64_t first,
                         uint64_t second);
 
+// Keeps all memory of the private pools with this number on their GPUs, on every device, memory that is made later and free memory too, or
+// reverts one earlier call; that does nothing in a forked child and at the end of the process. The pools need not exist yet: fix the pool
+// of a graph before its capture, because NCCL registers buffers of captured collectives by their physical memory.
+//
+// `GLAKE_INVALID`: part of a pool is evicted, or it was not fixed.
+int32_t glake_pool_fix(uint64_t first,
+                       uint64_t second,
+                       bool fixed);
+
 // Calls `visit` for each live block of a private pool.
 //
 // # Safety

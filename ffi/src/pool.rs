@@ -138,6 +138,16 @@ pub extern "C" fn glake_pool_trim(device: i32, first: u64, second: u64) -> i32 {
     })
 }
 
+/// Keeps all memory of the private pools with this number on their GPUs, on every device, memory that is made later and free memory too, or
+/// reverts one earlier call; that does nothing in a forked child and at the end of the process. The pools need not exist yet: fix the pool
+/// of a graph before its capture, because NCCL registers buffers of captured collectives by their physical memory.
+///
+/// `GLAKE_INVALID`: part of a pool is evicted, or it was not fixed.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_pool_fix(first: u64, second: u64, fixed: bool) -> i32 {
+    library::give_up_if(!fixed, |process| Ok(process.pools().fix(PoolId(first, second), fixed)?))
+}
+
 /// Calls `visit` for each live block of a private pool.
 ///
 /// # Safety

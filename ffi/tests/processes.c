@@ -108,6 +108,7 @@ static void give_all_of_it_up(void) {
         {"pool_release", glake_pool_release(0, 0, 9)},
         {"pool_use_count", glake_pool_use_count(0, 0, 9, &owners)},
         {"pool_trim", glake_pool_trim(0, 0, 9)},
+        {"pool_unfix", glake_pool_fix(0, 9, false)},
         {"stream_destroy", glake_stream_destroy(0, given.stream)},
         {"copy_drop", glake_copy_drop(given.copy)},
         {"host_unregister", glake_host_unregister(given.pinned)},

@@ -222,6 +222,9 @@ static void mistakes(void) {
     FAILS(glake_region_define("weights", 2, 0), GLAKE_INVALID, "is there as keep");
     FAILS(glake_region_push("nothing"), GLAKE_INVALID, "no region 'nothing'");
     FAILS(glake_region_pop(), GLAKE_INVALID, "in no region");
+    OK(glake_pool_fix(0, 77, true));
+    OK(glake_pool_fix(0, 77, false));
+    FAILS(glake_pool_fix(0, 77, false), GLAKE_INVALID, "private pool (0, 77) is not fixed");
     FAILS(glake_region_order(tags, 2), GLAKE_INVALID, "no region 'nothing'");
     OK(glake_region_order(tags, 1));
     FAILS(glake_region_order(NULL, 1), GLAKE_INVALID, "tags is null");

@@ -61,6 +61,7 @@ macro_rules! functions {
             glake_pool_release(i32, u64, u64) -> i32;
             glake_pool_use_count(i32, u64, u64, *mut i32) -> i32;
             glake_pool_trim(i32, u64, u64) -> i32;
+            glake_pool_fix(u64, u64, bool) -> i32;
             glake_pool_blocks(i32, u64, u64, BlockVisit, *mut c_void) -> i32;
             glake_pool_checkpoint(i32, u64, u64, *mut *mut Checkpoint) -> i32;
             glake_pool_restore(*const Checkpoint, BlockFreed, BlockVisit, *mut c_void) -> i32;

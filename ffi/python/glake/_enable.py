@@ -14,8 +14,9 @@ from typing import Any, Literal, Optional
 
 from glake_switch import is_disabled
 
-from . import _library, compiled, pluggable
+from . import _layer, _library, compiled, pluggable
 from ._configuration import Config, Configuration, configuration
+from ._patch import Patches
 from .errors import ConfigError, Error, InvalidError, StateError, TorchError, UnavailableError
 
 Backend = Literal["compiled", "pluggable"]
@@ -135,7 +136,7 @@ def _refuse_simulator(config: Config) -> None:
 
 def _warn_of_torch_settings() -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        asks = [part for part in _settings(os.environ.get(name, "")) if not part.startswith("pinned_")]
+        asks = _layer.without_effect(os.environ.get(name, ""))
         if asks:
             warnings.warn(
                 f"{name} asks torch's own allocator for {', '.join(asks)}, which has no effect: glake takes its place. "
@@ -143,19 +144,14 @@ def _warn_of_torch_settings() -> None:
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-
-def _settings(text: str) -> list[str]:
-    """Splits an allocator setting: ``a:1,b:[256:1,>:2]`` as ``["a:1", "b:[256:1,>:2]"]``."""
-    parts, depth, current = [], 0, ""
-    for character in text + ",":
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth <= 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += character
-    return [part for part in parts if part]
+    # torch takes any value for a yes.
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
+        warnings.warn(
+            "PYTORCH_NO_CUDA_MEMORY_CACHING asks torch's own allocator to keep no freed memory, which has no effect: glake takes its place, and "
+            "hands freed memory out again. Unset it, or run the program without glake.enable() to look for a use after a free",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _configure(api: ModuleType, wanted: Configuration) -> None:
@@ -174,7 +170,10 @@ def _install(torch: ModuleType, api: ModuleType, asked: tuple[Configuration, Bac
     if backend != "pluggable":
         try:
             compiled.load(library, _library.include())
-            return Enabled(asked, "compiled", why if backend else "a C++ compiler is present")
+            patches = Patches(torch)
+            for name, function in _layer.settings(torch, pinned_only=False).items():
+                patches.binding(name, function)
+            return Enabled(asked, "compiled", why if backend else "a C++ compiler is present", held=(patches,))
         except compiled.CompileError as error:
             if backend == "compiled":
                 raise Error(f"the compiled backend is not possible here: {error}") from error

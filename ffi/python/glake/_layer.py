@@ -18,7 +18,7 @@ Observer = Callable[[int, int, int, int], object]
 
 def functions(torch: ModuleType, api: ModuleType) -> dict[str, Function]:
     """Returns the replacements by their names in ``torch._C``. The caller skips names that its version of torch lacks."""
-    return {**_statistics(api), **_history(api), **_limits(api), **_accelerator(torch)}
+    return {**_statistics(api), **_history(api), **_limits(api), **settings(torch, pinned_only=True), **_accelerator(torch)}
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +49,51 @@ def lacks_peer_access(api: ModuleType) -> bool:
         return False
     peers = taken["allocator_settings"]["glake"].get("peer_access", False)
     return not peers and len({segment["device"] for segment in taken["segments"]}) > 1
+
+
+_SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")  # the second before torch 2.9
+
+
+def settings(torch: ModuleType, *, pinned_only: bool) -> dict[str, Function]:
+    """Returns replacements for the functions that set torch's own allocator at run time: they warn of what has no effect.
+
+    ``pinned_only``: torch's own allocator serves pinned host memory alone; otherwise pools with an allocator of their own, too.
+    """
+
+    def telling(original: Function) -> Function:
+        def set_settings(text: str) -> None:
+            ignored = without_effect(text)
+            if ignored:
+                warnings.warn(
+                    f"torch's allocator settings {', '.join(ignored)} have no effect: glake is torch's allocator (glake.enable(config) sets it)",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            kept = ",".join(part for part in parts(text) if part not in ignored) if pinned_only else text
+            if kept:
+                original(kept)
+
+        return set_settings
+
+    return {name: telling(getattr(torch._C, name)) for name in _SETTERS if hasattr(torch._C, name)}
+
+
+def without_effect(text: str) -> list[str]:
+    """Returns the parts of an allocator setting that do not concern pinned host memory, which stays torch's."""
+    return [part for part in parts(text) if not part.startswith("pinned_")]
+
+
+def parts(text: str) -> list[str]:
+    """Splits an allocator setting: ``a:1,b:[256:1,>:2]`` as ``["a:1", "b:[256:1,>:2]"]``."""
+    found, depth, current = [], 0, ""
+    for character in text + ",":
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth <= 0:
+            found.append(current.strip())
+            current = ""
+        else:
+            current += character
+    return [part for part in found if part]
 
 
 def _statistics(api: ModuleType) -> dict[str, Function]:
@@ -139,19 +184,10 @@ def _limits(api: ModuleType) -> dict[str, Function]:
     def fraction(device: int) -> float:
         return float(api.fraction(device))
 
-    def set_settings(settings: str) -> None:
-        warnings.warn(
-            f"torch's allocator settings {settings!r} have no effect: glake is torch's allocator (glake.enable(config) sets it)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
     return {
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": fraction,
         "_cuda_getAllocatorBackend": lambda: "glake",
-        "_accelerator_setAllocatorSettings": set_settings,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": set_settings,  # before torch 2.9
     }
 
 

@@ -10,6 +10,8 @@ import atexit
 import contextlib
 import functools
 import json
+import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +25,8 @@ from ._memory import range_of
 from ._statistics import index
 from ._waiting import milliseconds
 from .reports import HookEvent, MemoryUsage, RefillReport, RegionState, ShrinkReport
+
+logger = logging.getLogger("glake")
 
 Policy = Literal["keep", "sealed", "discard"]
 HostCopy = Literal["drop", "retain", "prepare"]
@@ -225,6 +229,9 @@ def shrink(
     _gate.refuse_inside("shrink")
     within = None if timeout is None else milliseconds(timeout)
     report: ShrinkReport = _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=within)
+    if any(row["freed"] and row["tag"].startswith("graph ") for row in report["regions"]) and _nccl_registers_graphs():
+        logger.warning(_REGISTERED)
+        report["warnings"].append(_REGISTERED)
     return report
 
 
@@ -287,24 +294,33 @@ def order(tags: Sequence[str]) -> None:
     _library.api().region_order(list(tags))
 
 
-def fix(array: Any) -> None:
-    """Keeps the memory of a tensor or array on its GPU during every shrink, because it is registered with a library that cannot follow
-    (NCCL's user buffers, RDMA). The report of a shrink lists it.
+def fix(memory: Any) -> None:
+    """Keeps memory on its GPU in every shrink, because a library that cannot follow knows it (NCCL's user buffers, RDMA, a graph whose
+    collectives were captured). The report of a shrink lists it::
+
+        pool = torch.cuda.graph_pool_handle()
+        glake.fix(pool)  # before the capture: all memory of the graph stays
+        with torch.cuda.graph(graph, pool=pool):
+            ...
+
+    Args:
+        memory: a tensor or array, until it is freed or unfixed; or a pool with all of its memory, free memory too: a
+            ``torch.cuda.MemPool``, a ``torch.cuda.graph_pool_handle()``, or a captured ``torch.cuda.CUDAGraph``.
 
     Raises:
-        InvalidError: the memory is not GLake's.
+        InvalidError: the memory is not GLake's, or some of it is evicted.
         TypeError: the object gives no access to its bytes.
     """
-    _fixed(array, True)
+    _fixed(memory, True)
 
 
-def unfix(array: Any) -> None:
-    """Ends the effect of ``fix``.
+def unfix(memory: Any) -> None:
+    """Ends the effect of one ``fix``.
 
     Raises:
-        As ``fix``.
+        As ``fix``; InvalidError also if the memory is not fixed.
     """
-    _fixed(array, False)
+    _fixed(memory, False)
 
 
 def regions() -> list[RegionState]:
@@ -378,9 +394,38 @@ def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more:
     return json.loads(call(json.dumps(wanted)))
 
 
-def _fixed(array: Any, fixed: bool) -> None:
-    part = range_of(array, "array")
+def _fixed(memory: Any, fixed: bool) -> None:
+    pool = _pool_of(memory)
+    if pool is not None:
+        _library.api().pool_fix(pool, fixed)
+        return
+    part = range_of(memory, "memory")
     try:
         _library.api().region_fix(part.address, fixed)
     finally:
         part.release()
+
+
+def _pool_of(memory: Any) -> tuple[int, int] | None:
+    """Returns the number of a pool of torch's; None for anything else."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    for kind, number in (("MemPool", lambda pool: pool.id), ("CUDAGraph", lambda graph: graph.pool())):
+        if isinstance(memory, getattr(cuda, kind, ())):
+            memory = number(memory)
+    is_number = isinstance(memory, tuple) and len(memory) == 2 and all(isinstance(part, int) for part in memory)
+    return (int(memory[0]), int(memory[1])) if is_number else None
+
+
+_REGISTERED = (
+    "memory of CUDA graphs has left the GPU in a process of several ranks. NCCL registers the buffers of captured collectives by their physical "
+    "memory (NCCL_GRAPH_REGISTER=1, its default), so that such a graph replays wrongly from now on. Call glake.fix on the graph's pool before "
+    "the capture and on the tensors that its collectives use, or set NCCL_GRAPH_REGISTER=0 before the process group is made"
+)
+
+
+def _nccl_registers_graphs() -> bool:
+    """Returns whether NCCL may have registered buffers of graphs that this process captured."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or os.environ.get("NCCL_GRAPH_REGISTER") == "0" or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return distributed.get_world_size() > 1 and "nccl" in str(distributed.get_backend())

@@ -244,6 +244,7 @@ bindings! {
     call pool_create(device: i32, id: (u64, u64)) = glake_pool_create(device, id.0, id.1);
     call pool_release(device: i32, id: (u64, u64)) = glake_pool_release(device, id.0, id.1);
     read pool_use_count(device: i32, id: (u64, u64)) -> i32 = glake_pool_use_count(device, id.0, id.1);
+    call pool_fix(id: (u64, u64), fixed: bool) = glake_pool_fix(id.0, id.1, fixed);
     call pool_trim(device: i32, id: (u64, u64)) = glake_pool_trim(device, id.0, id.1);
 
     call region_define(tag: String, policy: u32, host_copy: u32) = glake_region_define(tag, policy, host_copy);

@@ -140,6 +140,38 @@ assert seen[0].filename == "<string>", seen[0].filename
                 **{name: "expandable_segments:True,roundup_power2_divisions:[256:1,>:2],pinned_num_register_threads:2"},
             )
 
+    def test_caching_cannot_be_switched_off(self):
+        for value in ("1", "0"):
+            self.enable(
+                """
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    glake.enable(backend="pluggable")
+texts = [str(warning.message) for warning in seen]
+assert len(texts) == 1 and "PYTORCH_NO_CUDA_MEMORY_CACHING" in texts[0] and "has no effect" in texts[0], texts
+assert seen[0].filename == "<string>", seen[0].filename
+""",
+                PYTORCH_NO_CUDA_MEMORY_CACHING=value,
+            )
+
+    def test_settings_at_run_time(self):
+        self.enable(
+            """
+import types
+from glake import _layer
+given = []
+torch = types.SimpleNamespace(_C=types.SimpleNamespace(_accelerator_setAllocatorSettings=given.append))
+for pinned_only, kept in ((True, "pinned_use_background_threads:True"), (False, None)):
+    (setter,) = _layer.settings(torch, pinned_only=pinned_only).values()
+    for text, ignored in (("pinned_use_background_threads:True,max_split_size_mb:20", "max_split_size_mb:20"), ("pinned_num_register_threads:2", None)):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            setter(text)
+        assert [str(warning.message).split(" have no")[0] for warning in seen] == [f"torch's allocator settings {ignored}"] * bool(ignored), seen
+        assert given.pop() == (text if ignored is None else kept or text)
+"""
+        )
+
     def test_the_package_tells_what_it_would_do(self):
         out = self.enable(
             """

@@ -6,11 +6,14 @@ import tempfile
 import textwrap
 import threading
 import time
+import types
 import unittest
+from unittest import mock
 
 os.environ["GLAKE_DEVICE"] = "sim"
 
 import glake  # noqa: E402
+from glake import _regions  # noqa: E402
 
 import child  # noqa: E402
 from regions import MIB, Array, api, made, tags, view  # noqa: E402
@@ -108,6 +111,54 @@ class Plain(unittest.TestCase):
                 print(repr(glake.plain()))
         """)
         self.assertEqual(text.strip(), "glake.plain()")
+
+
+class Registered(unittest.TestCase):
+    """Memory that other libraries know by more than its address."""
+
+    def test_a_pool_is_fixed_by_its_number_before_it_exists(self):
+        pool = (0, 1234)
+        glake.fix(pool)
+        glake.fix(pool)
+        glake.unfix(pool)
+        glake.unfix(pool)
+        with self.assertRaisesRegex(glake.InvalidError, r"private pool \(0, 1234\) is not fixed"):
+            glake.unfix(pool)
+
+    def test_a_pool_is_fixed_by_torchs_objects(self):
+        class Graph:
+            def pool(self):
+                return 7, 0
+
+        class Pool:
+            id = (0, 9)
+
+        torch = types.SimpleNamespace(cuda=types.SimpleNamespace(CUDAGraph=Graph, MemPool=Pool))
+        with mock.patch.dict(sys.modules, torch=torch):
+            numbers = [_regions._pool_of(thing) for thing in (Graph(), Pool(), (7, 0), bytes(2), [1, 2])]
+        self.assertEqual(numbers, [(7, 0), (0, 9), (7, 0), None, None])
+
+    def test_a_shrink_warns_of_graphs_where_nccl_registers_them(self):
+        def warns(tag="graph (0, 1)", freed=1, backend="cuda:nccl", ranks=2, **environment):
+            torch = types.SimpleNamespace(
+                is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: ranks, get_backend=lambda: backend
+            )
+            report = {"regions": [{"tag": tag, "freed": freed}], "warnings": []}
+            with (
+                mock.patch.dict(sys.modules, {"torch.distributed": torch}),
+                mock.patch.dict(os.environ, environment),
+                mock.patch.object(_regions, "_asked", return_value=report),
+                mock.patch.object(_regions.logger, "warning") as logged,
+            ):
+                self.assertEqual(len(glake.shrink()["warnings"]), logged.call_count)
+                return logged.call_count == 1 and "NCCL_GRAPH_REGISTER=0" in logged.call_args.args[0]
+
+        self.assertTrue(warns())
+        self.assertFalse(warns(tag="default"))
+        self.assertFalse(warns(freed=0))
+        self.assertFalse(warns(backend="gloo"))
+        self.assertFalse(warns(ranks=1))
+        self.assertFalse(warns(NCCL_GRAPH_REGISTER="0"))
 
 
 class Life(unittest.TestCase):

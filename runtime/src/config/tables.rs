@@ -87,7 +87,8 @@ knobs! {
         [log]
         /// Tracing filter: a level, or levels by target.
         ///
-        /// Logs go to standard error. `off` disables them, `trace` logs everything (`info` logs one event per stitch).
+        /// Logs go to standard error. `off` disables them, `trace` logs everything (`info` logs one event per stitch). A part that no event
+        /// matches is warned of, with a list of the parts that exist.
         filter: String = "warn".to_owned(),
             "off, error, warn, info, debug, trace, or levels by part, such as \"warn,glake::transfer=debug\"",
             if |filter| is_filter(filter);

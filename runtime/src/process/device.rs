@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::ProcessError;
 use super::observers::Observers;
-use super::private::PrivatePools;
+use super::private::{FixedPools, PrivatePools};
 use crate::{config, pool};
 
 /// A device, and its pool once started.
@@ -26,6 +26,7 @@ pub(super) struct DeviceMemory {
     pub(super) lease: Arc<Lease>,
     /// Holders that the agent named when it last denied growth.
     pub(super) holders: Mutex<Vec<Holder>>,
+    fixed_pools: Arc<FixedPools>,
     started: OnceLock<Started>,
     starting: Mutex<()>,
 }
@@ -43,10 +44,10 @@ pub(super) struct Started {
 }
 
 impl DeviceMemory {
-    pub(super) fn new(info: DeviceInfo, lease: Arc<Lease>) -> Self {
+    pub(super) fn new(info: DeviceInfo, lease: Arc<Lease>, fixed_pools: Arc<FixedPools>) -> Self {
         let fraction = AtomicU64::new(1.0_f64.to_bits());
         let (started, starting) = Default::default();
-        DeviceMemory { info, fraction, lease, holders: Mutex::default(), started, starting }
+        DeviceMemory { info, fraction, lease, holders: Mutex::default(), fixed_pools, started, starting }
     }
 
     /// Ends the agent's lease of the device.
@@ -106,7 +107,7 @@ impl DeviceMemory {
         let interval = Duration::from_micros(config.completion_interval_us);
         let ticker = Ticker::start(&pool, interval)
             .map_err(|source| ProcessError::NoThread { what: "completion points", source })?;
-        let private = PrivatePools::default();
+        let private = PrivatePools::new(self.fixed_pools.clone());
         let settled = AtomicU64::new(0);
         let started = Started { pool, private, before, settled, ticker: Mutex::new(Some(ticker)) };
         Ok(self.started.get_or_init(|| started))

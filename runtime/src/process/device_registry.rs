@@ -14,6 +14,7 @@ use glake_transfer::paths::PathGraph;
 use super::device::{DeviceMemory, Started};
 use super::engine::ProcessEngine;
 use super::observers::Observers;
+use super::private::FixedPools;
 use super::{Found, ProcessError, Result};
 use crate::config;
 
@@ -41,6 +42,8 @@ pub(super) struct DeviceRegistry {
     pub(super) config: config::Pool,
     /// Maximum number of mappings of a device.
     pub(super) mappings: u64,
+    /// Private pools whose memory stays, on all devices.
+    pub(super) fixed_pools: Arc<FixedPools>,
     pub(super) observers: Arc<Observers>,
     /// Maximum wait of a refill for the next grant.
     pub(super) refill_timeout: Duration,
@@ -63,9 +66,10 @@ impl DeviceRegistry {
             let observer = Some(observers.clone() as _);
             Lease::new(device, LeaseOptions { grow_timeout, growth: lease.growth, observer })
         };
+        let fixed_pools = Arc::<FixedPools>::default();
         let memory = |info: DeviceInfo| {
             let lease = leased(info.id);
-            DeviceMemory::new(info, lease)
+            DeviceMemory::new(info, lease, fixed_pools.clone())
         };
         let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
         let completion_events = CompletionEvents::new(driver);
@@ -74,6 +78,7 @@ impl DeviceRegistry {
         DeviceRegistry {
             refill_timeout: Duration::from_millis(lease.refill_timeout_ms),
             observers,
+            fixed_pools: fixed_pools.clone(),
             devices,
             completion_events,
             engine,

@@ -7,7 +7,7 @@ use glake_device::{Address, Stream};
 use glake_tiers::{Checkpoint, Restored};
 use glake_units::Bytes;
 
-use super::device::Started;
+use super::device::{DeviceMemory, Started};
 use super::device_registry::DeviceRegistry;
 use super::observers::Action;
 use super::regions::RegionSet;
@@ -113,6 +113,25 @@ impl Pools {
         let trimmed = started.pool.trim_domain(domain);
         self.regions.given_up();
         Ok(trimmed?)
+    }
+
+    /// Keeps all memory of the private pools with this number on their GPUs, on every device, memory that is made later and free memory
+    /// too; otherwise reverts one earlier call. Calls are counted. The pools need not exist yet.
+    ///
+    /// # Errors
+    /// [`ProcessError::Pool`] if part of a pool is evicted; [`ProcessError::Refused`] if it was not fixed.
+    pub fn fix(&self, id: PoolId, fixed: bool) -> Result<()> {
+        let unknown = || {
+            ProcessError::invalid(format!("private pool {id} is not fixed: it was unfixed as often as fixed"))
+        };
+        let stays = self.registry.fixed_pools.fix(id, fixed).ok_or_else(unknown)?;
+        let started = self.registry.devices.iter().filter_map(DeviceMemory::started);
+        let set: Result<()> =
+            { started }.try_for_each(|started| started.private.fix(&started.pool, id, stays));
+        if set.is_err() && fixed {
+            self.fix(id, false)?;
+        }
+        set
     }
 
     /// Records which blocks of a private pool are live.

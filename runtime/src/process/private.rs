@@ -31,9 +31,37 @@ pub struct PoolId(pub u64, pub u64);
 /// Filter for the streams whose allocations go to a pool, called on the allocating thread.
 pub type Filter = Arc<dyn Fn(Stream) -> bool + Send + Sync>;
 
+/// Numbers of the private pools whose memory stays on its GPU, on every device and before they exist, with the number of times each was
+/// fixed.
+#[derive(Debug, Default)]
+pub(super) struct FixedPools(Mutex<FxHashMap<PoolId, u32>>);
+
+impl FixedPools {
+    /// Changes the number of times that a pool was fixed by one; `None` if it was not fixed. Returns whether it is fixed now.
+    pub(super) fn fix(&self, id: PoolId, fixed: bool) -> Option<bool> {
+        let mut pools = self.0.lock();
+        if fixed {
+            *pools.entry(id).or_default() += 1;
+            return Some(true);
+        }
+        let count = pools.get_mut(&id)?;
+        *count -= 1;
+        let stays = *count > 0;
+        if !stays {
+            pools.remove(&id);
+        }
+        Some(stays)
+    }
+
+    fn holds(&self, id: PoolId) -> bool {
+        self.0.lock().contains_key(&id)
+    }
+}
+
 /// Private pools of a device.
 #[derive(Debug, Default)]
 pub(super) struct PrivatePools {
+    fixed: Arc<FixedPools>,
     /// Number of routes; while it is 0, a hit reads nothing else.
     open: AtomicUsize,
     table: Mutex<Table>,
@@ -79,6 +107,23 @@ enum Phase {
 }
 
 impl PrivatePools {
+    /// Creates the record of a device without private pools.
+    pub(super) fn new(fixed: Arc<FixedPools>) -> PrivatePools {
+        PrivatePools { fixed, ..PrivatePools::default() }
+    }
+
+    /// Fixes or releases the memory of a pool, if it exists.
+    ///
+    /// # Errors
+    /// [`ProcessError::Pool`] if part of it is evicted.
+    pub(super) fn fix(&self, pool: &GpuPool, id: PoolId, fixed: bool) -> Result<(), ProcessError> {
+        let table = self.table.lock();
+        match table.pools.get(&id) {
+            Some(entry) => Ok(pool.fix_domain(entry.domain, fixed)?),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the domain for an allocation.
     #[inline]
     pub(super) fn domain_of(
@@ -140,7 +185,7 @@ impl PrivatePools {
 
     /// Adds an owner to a pool, creating it if needed: an ordinary pool until a graph is captured in it.
     pub(super) fn create(&self, pool: &GpuPool, id: PoolId) {
-        self.table.lock().own(pool, id, DomainOptions::own_pool());
+        self.table.lock().own(pool, id, DomainOptions::own_pool(), &self.fixed);
     }
 
     /// Routes allocations to a pool and holds completion points back in case a capture starts. Adds an owner. Replaces a route whose
@@ -168,7 +213,7 @@ impl PrivatePools {
             }
             None => None,
         };
-        let domain = table.own(pool, id, DomainOptions::private_pool());
+        let domain = table.own(pool, id, DomainOptions::private_pool(), &self.fixed);
         table.routes.push(Route {
             id,
             domain,
@@ -260,12 +305,16 @@ impl Table {
         self.routes.iter().find(|route| route.id == id)
     }
 
-    fn own(&mut self, pool: &GpuPool, id: PoolId, options: DomainOptions) -> DomainId {
+    fn own(&mut self, pool: &GpuPool, id: PoolId, options: DomainOptions, fixed: &FixedPools) -> DomainId {
         if let Some(entry) = self.pools.get_mut(&id) {
             entry.owners += 1;
             return entry.domain;
         }
         let domain = pool.add_domain(options, None);
+        if fixed.holds(id) {
+            let done = pool.fix_domain(domain, true);
+            debug_assert!(done.is_ok(), "a domain without memory: {done:?}");
+        }
         self.pools.insert(id, PrivatePool { domain, owners: 1 });
         self.names.insert(domain, id);
         domain

@@ -315,10 +315,16 @@ impl<'a> ResidentReads<'a> {
     }
 }
 
-/// Addresses of fixed blocks, with the number of times each was fixed.
-type Pins = BTreeMap<Address, usize>;
+/// Fixed memory of a pool.
+#[derive(Debug, Default)]
+struct Pins {
+    /// Addresses of fixed blocks, with the number of times each was fixed.
+    blocks: BTreeMap<Address, usize>,
+    /// Domains whose memory is fixed as a whole.
+    domains: FxHashSet<DomainId>,
+}
 
-/// Fixed blocks of a pool.
+/// Fixed blocks and domains of a pool.
 #[derive(Debug)]
 pub(crate) struct FixedBlocks {
     core: Arc<Core>,
@@ -349,7 +355,7 @@ impl FixedBlocks {
         if extents.iter().any(|&extent| core.extents().state(extent) != Some(ExtentState::Resident)) {
             return Err(PoolError::Evicted { device: self.core.device(), address });
         }
-        *pins.entry(base).or_default() += 1;
+        *pins.blocks.entry(base).or_default() += 1;
         Ok(())
     }
 
@@ -360,14 +366,38 @@ impl FixedBlocks {
     pub(crate) fn unfix(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
         let base = block_of(&self.core, domain, address).map_or(address, |(base, _)| base);
-        let Some(count) = pins.get_mut(&base) else {
+        let Some(count) = pins.blocks.get_mut(&base) else {
             return Err(PoolError::UnknownAddress { device: self.core.device(), address });
         };
         *count -= 1;
         if *count == 0 {
-            pins.remove(&base);
+            pins.blocks.remove(&base);
         }
         Ok(())
+    }
+
+    /// Keeps all current and later memory of a domain on its GPU, free memory too, or ends that.
+    ///
+    /// # Errors
+    /// [`PoolError::Evicted`] if part of the memory is not resident; nothing is fixed then.
+    pub(crate) fn fix_domain(&self, domain: DomainId, fixed: bool) -> Result<()> {
+        let mut pins = self.pins.lock();
+        if !fixed {
+            pins.domains.remove(&domain);
+            return Ok(());
+        }
+        let views = self.core.lock().extents().of(domain);
+        if let Some(evicted) = views.iter().find(|view| view.state != ExtentState::Resident) {
+            let address = self.core.address(evicted.offset);
+            return Err(PoolError::Evicted { device: self.core.device(), address });
+        }
+        pins.domains.insert(domain);
+        Ok(())
+    }
+
+    /// Returns whether all memory of a domain is fixed.
+    pub(crate) fn is_whole(&self, domain: DomainId) -> bool {
+        self.pins.lock().domains.contains(&domain)
     }
 
     /// Returns the extents of a domain that hold fixed blocks.
@@ -384,7 +414,7 @@ impl FixedBlocks {
 impl FixedGuard<'_> {
     /// Returns whether an extent holds a fixed block.
     pub(super) fn holds(&self, extent: ExtentId) -> bool {
-        if self.pins.is_empty() {
+        if self.pins.blocks.is_empty() && self.pins.domains.is_empty() {
             return false;
         }
         let domain = self.core.lock().extents().size_and_domain(extent).1;
@@ -392,9 +422,12 @@ impl FixedGuard<'_> {
     }
 
     fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
-        let blocks = self.pins.keys().filter_map(|&address| block_of(self.core, domain, address).ok());
+        if self.pins.domains.contains(&domain) {
+            return self.core.lock().extents().of(domain).into_iter().map(|view| view.extent).collect();
+        }
+        let blocks = self.pins.blocks.keys().filter_map(|&address| block_of(self.core, domain, address).ok());
         // A fixed address inside another block does not fix that block.
-        let whole = blocks.filter(|(base, _)| self.pins.contains_key(base));
+        let whole = blocks.filter(|(base, _)| self.pins.blocks.contains_key(base));
         whole.flat_map(|(_, extents)| extents).collect()
     }
 }

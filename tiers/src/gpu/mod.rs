@@ -285,6 +285,15 @@ impl GpuPool {
         self.domains().keep_addresses(domain);
     }
 
+    /// Keeps all memory of a domain on its GPU until it is unfixed, memory that is made later and free memory too: libraries that it is
+    /// registered with, or whose work a captured graph holds, know its physical memory.
+    ///
+    /// # Errors
+    /// [`PoolError::Evicted`] if part of it is not on its GPU; nothing is fixed then.
+    pub fn fix_domain(&self, domain: DomainId, fixed: bool) -> Result<()> {
+        self.fixed.fix_domain(domain, fixed)
+    }
+
     /// Releases a domain: its memory is freed once its blocks are freed and all work enqueued before has completed.
     ///
     /// # Errors

@@ -94,11 +94,8 @@ impl Region {
     pub fn shrink(&self, amount: Bytes, to: &Store, context: TransferContext<'_>) -> Result<Shrunk> {
         let _turn = self.turn.lock();
         self.pool.drain().wait()?;
-        let free = if self.pool.domains().is_held(self.domain) {
-            Bytes::ZERO
-        } else {
-            self.pool.free_memory().give_back_domain(self.domain)?
-        };
+        let stays = self.pool.domains().is_held(self.domain) || self.pool.fixed().is_whole(self.domain);
+        let free = if stays { Bytes::ZERO } else { self.pool.free_memory().give_back_domain(self.domain)? };
         let mut report = Shrunk { freed: free, ..Shrunk::default() };
         let fixed = self.pool.fixed().extents(self.domain);
         let mut standing = self.pool.records().standing(self.domain);

@@ -53,6 +53,18 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 }
 
 #[test]
+fn a_log_filter_that_matches_nothing_is_warned_of() {
+    let output = ran(&["--log", "glake_tiers=debug,glake::host=warn", "topo", "--device", "sim"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{error}");
+    assert!(
+        error.contains("no event matches glake_tiers=debug; a part names one of glake::agent, "),
+        "{error}"
+    );
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
 fn help_and_version_are_results() {
     for arguments in [&["--help"][..], &["help", "replay"], &["replay", "--help"], &["bench", "alloc", "-h"]]
     {

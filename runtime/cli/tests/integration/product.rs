@@ -313,7 +313,7 @@ fn every_log_filter_that_is_documented_shows_events_and_the_demo_fits_a_terminal
     }
 }
 
-/// Every event names the part that it is of, and docs/TUNING.md lists all parts.
+/// Every event names the part that it is of, and docs/TUNING.md and the warning of filters list all parts.
 #[test]
 fn every_event_is_of_a_part_that_is_documented() {
     let mut parts = BTreeSet::new();
@@ -331,4 +331,6 @@ fn every_event_is_of_a_part_that_is_documented() {
     let tuning = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/TUNING.md")).unwrap();
     let rows = tuning.lines().filter_map(|line| line.strip_prefix("| `glake::")?.split('`').next());
     assert_eq!(parts, rows.map(str::to_owned).collect());
+    let known: Vec<String> = parts.iter().map(|part| format!("glake::{part}")).collect();
+    assert_eq!(known, glake_runtime::log::TARGETS);
 }

@@ -90,6 +90,21 @@ class Enabling(unittest.TestCase):
             self.assertIn(name, done.err, done.text())
             self.assertIn("expandable_segments", done.err, done.text())
 
+    def test_settings_without_effect_are_warned_of(self):
+        done = fixture.code("""
+            import warnings
+            import fixture, torch
+            fixture.enable()
+            warnings.simplefilter("always")
+            torch._C._accelerator_setAllocatorSettings("max_split_size_mb:64")
+            torch._C._accelerator_setAllocatorSettings("pinned_use_background_threads:True")
+            print(float(torch.ones(1000, device="cuda").sum()), torch.ones(1000).pin_memory().is_pinned())
+        """, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+        self.assertEqual((done.code, done.out.strip()), (0, "1000.0 True"), done.text())
+        for word in ("PYTORCH_NO_CUDA_MEMORY_CACHING", "max_split_size_mb:64 have no effect"):
+            self.assertIn(word, done.err, done.text())
+        self.assertNotIn("pinned_use", done.err, done.text())
+
     def test_silent_where_all_is_well(self):
         done = fixture.code("import fixture, torch\nfixture.enable()\nprint(float(torch.ones(1000, device='cuda').sum()))")
         self.assertEqual((done.code, done.out.strip(), done.err), (0, "1000.0", ""), done.text())

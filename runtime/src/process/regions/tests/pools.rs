@@ -159,3 +159,33 @@ fn regions_without_definitions_and_memory_are_forgotten() {
     assert!(regions.views().unwrap().len() < 900, "{}", regions.views().unwrap().len());
     process.end([kept, again]);
 }
+
+#[test]
+fn a_fixed_pool_stays_from_before_it_exists_until_it_is_unfixed() {
+    let process = started("");
+    process.pools().fix(POOL, true).unwrap();
+    let (freed, lives) = pooled(&process);
+    let outside = process.written(0, mib(9), 3);
+    process.free(freed.address).unwrap();
+    let held = process.reserved(0);
+    let report = process.regions().shrink(&Shrink::default()).unwrap();
+    assert!(report.freed >= mib(9) && report.freed < held, "{report:?}");
+    assert!(process.reserved(0) >= mib(12), "its free memory stays too");
+    let skipped = report.regions.iter().flat_map(|moved| &moved.skipped);
+    let skipped = skipped.filter(|skipped| skipped.reason == SkipReason::Fixed);
+    assert!(skipped.map(|skipped| skipped.size).sum::<Bytes>() >= mib(12), "{report:?}");
+    process.check(&lives);
+    assert!(process.regions().decommit(lives.address, mib(7)).unwrap().is_zero());
+    process.pools().fix(POOL, true).unwrap();
+    process.pools().fix(POOL, false).unwrap();
+    assert!(process.regions().shrink(&Shrink::default()).unwrap().freed.is_zero(), "fixed once more");
+    process.pools().fix(POOL, false).unwrap();
+    assert!(process.regions().shrink(&Shrink::default()).unwrap().freed >= mib(7));
+    let away = process.pools().fix(POOL, true).unwrap_err();
+    assert!(away.to_string().contains("refill its region"), "{away}");
+    assert!(process.pools().fix(POOL, false).unwrap_err().says("is not fixed"));
+    process.regions().refill(&Refill::default()).unwrap();
+    [&lives, &outside].into_iter().for_each(|block| process.check(block));
+    process.pools().release(0, POOL).unwrap();
+    process.end([lives, outside]);
+}
