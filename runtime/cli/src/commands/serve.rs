@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use serde_json::json;
 use super::Failure;
 use super::checkpoint;
 use super::node::{named_socket, runtime_dir};
-use super::output::{Output, table};
+use super::output::{Output, note, table};
 
 /// Arguments of `glake serve`.
 #[derive(Debug, Args)]
@@ -129,12 +128,7 @@ pub(super) fn run(
         return check(&options, config, output);
     }
     let told = |path: &std::path::Path| {
-        let _ = writeln!(
-            io::stderr(),
-            "glake: serving {}; for its workers:\n{}",
-            path.display(),
-            exports(path, config)
-        );
+        note(format_args!("serving {}; for its workers:\n{}", path.display(), exports(path, config)));
     };
     glake_agent::serve(&options, told).map_err(failure)
 }
