@@ -12,7 +12,9 @@ use std::time::Duration;
 use glake_arbiter::node::NodeFile;
 use glake_arbiter::{Account, Action, Arbiter, Decision, Denied, Event, GpuId, Joined, Settings, WorkerId};
 use glake_units::Bytes;
-use glake_wire::{Activity, FrameError, Hello, Holder, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
+use glake_wire::{
+    Activity, FrameError, Hello, Holder, Holding, Occupancy, Peer, Received, ToAgent, ToWorker, Welcome,
+};
 
 use crate::contexts::DriverRequests;
 use crate::metrics::Counts;
@@ -538,12 +540,24 @@ impl Agent {
                 more,
             },
             Action::Demote { bytes, .. } => ToWorker::Demote { bytes },
-            Action::Deny { why, retry_after, .. } => {
-                ToWorker::Deny { why, retry_after_ms: retry_after.map(millis) }
+            Action::Deny { worker, why, retry_after } => {
+                let held =
+                    self.roster.get(worker).map(|worker| worker.holdings.as_slice()).unwrap_or_default();
+                let occupancy = |held: &Holding| {
+                    let gpu = self.roster.gpu(&held.gpu)?;
+                    let (budget, holders) = (self.arbiter.limit(gpu), self.holders(gpu));
+                    Some(Occupancy { gpu: held.gpu.clone(), budget, holders })
+                };
+                let gpus = held.iter().filter_map(occupancy).collect();
+                ToWorker::Deny { why, retry_after_ms: retry_after.map(millis), gpus }
             }
-            Action::DenyGrowth { gpu, bytes, .. } => {
-                ToWorker::DenyGrowth { gpu: name(gpu), bytes, holders: self.holders(gpu) }
-            }
+            Action::DenyGrowth { gpu, bytes, why, .. } => ToWorker::DenyGrowth {
+                gpu: name(gpu),
+                bytes,
+                holders: self.holders(gpu),
+                budget: self.arbiter.limit(gpu),
+                why: Some(why),
+            },
             Action::StopCountingOn { .. }
             | Action::Measure { .. }
             | Action::Checkpoint { .. }

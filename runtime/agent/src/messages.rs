@@ -6,7 +6,7 @@ use std::time::Duration;
 use glake_arbiter::{Account, Event, GpuId, Task, WorkerId};
 use glake_meter::GpuMemory;
 use glake_units::Bytes;
-use glake_wire::{Holding, Peer, ToAgent, ToWorker};
+use glake_wire::{Denied, Holding, Peer, ToAgent, ToWorker};
 
 use crate::Agent;
 use crate::roster::Worker;
@@ -25,7 +25,10 @@ impl Agent {
                 let within = Duration::from_millis(within_ms);
                 match gpu_of(self, &gpu) {
                     Some(gpu) => self.step(Event::Grow { worker, gpu, bytes, within }),
-                    None => self.say(worker, ToWorker::DenyGrowth { gpu, bytes, holders: Vec::new() }),
+                    None => {
+                        let (holders, budget, why) = (Vec::new(), Bytes::ZERO, Some(Denied::TooLarge));
+                        self.say(worker, ToWorker::DenyGrowth { gpu, bytes, holders, budget, why });
+                    }
                 }
             }
             ToAgent::Returned { gpu, bytes } => {

@@ -2,18 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{DeviceId, DeviceInfo};
 use glake_tiers::{GpuPool, Lease, PoolOptions, Ticker};
 use glake_units::Bytes;
-use glake_wire::Holder;
 use parking_lot::Mutex;
 
 use super::ProcessError;
 use super::observers::Observers;
 use super::private::{FixedPools, PrivatePools};
+use super::shortage::Denial;
 use crate::{config, pool};
 
 /// A device, and its pool once started.
@@ -24,8 +24,8 @@ pub(super) struct DeviceMemory {
     fraction: AtomicU64,
     /// Bytes that an agent lets the process hold on the device; exists before the pool.
     pub(super) lease: Arc<Lease>,
-    /// Holders that the agent named when it last denied growth.
-    pub(super) holders: Mutex<Vec<Holder>>,
+    /// Last denial of the agent, and its time.
+    pub(super) denial: Mutex<Option<(Instant, Denial)>>,
     fixed_pools: Arc<FixedPools>,
     started: OnceLock<Started>,
     starting: Mutex<()>,
@@ -47,13 +47,13 @@ impl DeviceMemory {
     pub(super) fn new(info: DeviceInfo, lease: Arc<Lease>, fixed_pools: Arc<FixedPools>) -> Self {
         let fraction = AtomicU64::new(1.0_f64.to_bits());
         let (started, starting) = Default::default();
-        DeviceMemory { info, fraction, lease, holders: Mutex::default(), fixed_pools, started, starting }
+        DeviceMemory { info, fraction, lease, denial: Mutex::default(), fixed_pools, started, starting }
     }
 
     /// Ends the agent's lease of the device.
     pub(super) fn end_lease(&self) {
         self.lease.set(None);
-        self.holders.lock().clear();
+        *self.denial.lock() = None;
     }
 
     pub(super) fn id(&self) -> DeviceId {

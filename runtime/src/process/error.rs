@@ -10,7 +10,7 @@ use glake_transfer::TransferError;
 use glake_units::Bytes;
 use glake_wire::{FrameError, PageError, SocketError};
 
-use super::{Moved, PoolId, Shortage, Tags, UseId};
+use super::{Grantor, Moved, PoolId, Shortage, Tags, UseId};
 use crate::share::ShareError;
 
 /// Error of an operation; a variant says what the caller can do about it.
@@ -176,10 +176,10 @@ pub enum ProcessError {
     /// Host memory cannot be allocated.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Another user of the GPU took the memory that was given back.
+    /// The GPU, or the lease of this process, has no room for memory that was given back.
     #[error(
-        "{device}: there is no memory for '{tag}': {evicted} of it is evicted, {free} of the GPU is free. End the process that took the memory, or shrink \
-         other regions, then refill again: {source}"
+        "{device}: there is no memory for '{tag}': {evicted} of it is evicted, {free} of the GPU is free. {}: {source}",
+        refused_by(.grantor.as_deref())
     )]
     NoRoom {
         /// Device of the refill.
@@ -192,6 +192,8 @@ pub enum ProcessError {
         evicted: Bytes,
         /// Free memory of the GPU.
         free: Bytes,
+        /// Grantor of the lease, if the lease has no room.
+        grantor: Option<Box<Grantor>>,
         /// Error of the attempt.
         #[source]
         source: Box<RegionError>,
@@ -355,6 +357,22 @@ impl ProcessError {
     #[cfg(test)]
     pub(super) fn says(&self, text: &str) -> bool {
         matches!(self, ProcessError::Refused { message, .. } if message.contains(text))
+    }
+}
+
+/// Returns who refused the memory of a refill, and what to do.
+fn refused_by(grantor: Option<&Grantor>) -> String {
+    match grantor {
+        None => "End the process that took the memory, or shrink other regions, then refill again".to_owned(),
+        Some(Grantor::Program) => {
+            "The lease is too small: raise it (glake.lease.grant), then refill again".to_owned()
+        }
+        Some(Grantor::Agent(None)) => {
+            "The node agent has not granted it in time: look at its decision (glake explain), or wait \
+                                       longer (lease.refill_timeout_ms)"
+                .to_owned()
+        }
+        Some(Grantor::Agent(Some(denial))) => format!("The node agent denied it: {denial}"),
     }
 }
 

@@ -83,7 +83,7 @@ pub use regions::{
 use regions::{RegionFlags, Target};
 use sharing::Imports;
 pub use sharing::Sharing;
-pub use shortage::{InTorchWords, Shortage};
+pub use shortage::{Denial, Grantor, InTorchWords, Shortage};
 pub use snapshot::{BlockView, Reports, SegmentView};
 pub use streams::Streams;
 

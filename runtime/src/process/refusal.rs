@@ -1,5 +1,7 @@
 //! Error texts for the users of a library.
 
+use std::time::Instant;
+
 use glake_device::{DriverError, Stream};
 use glake_stitch::StitchError;
 use glake_tiers::PoolError;
@@ -8,7 +10,7 @@ use glake_units::Bytes;
 use super::device::{DeviceMemory, Started};
 use super::device_registry::DeviceRegistry;
 use super::observers::Action;
-use super::{PoolId, ProcessError, Shortage};
+use super::{Grantor, PoolId, ProcessError, Shortage};
 use crate::backend::BackendError;
 
 impl DeviceRegistry {
@@ -25,6 +27,16 @@ impl DeviceRegistry {
             Some(started) => self.short(memory, started, wanted, raw, &error),
             None => error.into(),
         }
+    }
+
+    /// Returns the grantor of a lease, with its last denial if that `answers` the request, by its time: others may have released memory
+    /// since an earlier one.
+    pub(super) fn grantor(&self, memory: &DeviceMemory, answers: impl Fn(Instant) -> bool) -> Grantor {
+        if !self.observers.agent().is_on() {
+            return Grantor::Program;
+        }
+        let denial = memory.denial.lock();
+        Grantor::Agent(denial.as_ref().filter(|(at, _)| answers(*at)).map(|(_, denial)| denial.clone()))
     }
 
     fn short(
@@ -60,10 +72,7 @@ impl DeviceRegistry {
                 PoolError::CaptureOpen { .. } | PoolError::Leased { in_capture: true, .. }
             ),
             lease,
-            // The holders named at the last denial may have released the memory since.
-            holders: lease
-                .filter(|short| short.denied)
-                .map_or_else(Vec::new, |_| memory.holders.lock().clone()),
+            grantor: self.grantor(memory, |_| lease.is_some_and(|short| short.denied)),
         };
         if self.observers.history.is_on() {
             let place = (shortage.free.get(), wanted.get());

@@ -5,7 +5,7 @@ use std::fmt;
 use glake_device::DeviceId;
 use glake_tiers::LeaseShort;
 use glake_units::Bytes;
-use glake_wire::Holder;
+use glake_wire::{Denied, Holder};
 
 /// State of the memory when a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +32,72 @@ pub struct Shortage {
     pub in_capture: bool,
     /// State of the device's lease, if the lease caused the failure.
     pub lease: Option<LeaseShort>,
-    /// Other processes on the device, as named by an agent.
+    /// Grantor of the lease.
+    pub grantor: Grantor,
+}
+
+/// Grantor of a lease, and its last answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Grantor {
+    /// The program set the lease itself.
+    #[default]
+    Program,
+    /// The node agent. None: it did not answer in time.
+    Agent(Option<Denial>),
+}
+
+/// Denial of a request for memory by the node agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Denial {
+    /// Reason of the denial. None: the agent is of a release that does not say.
+    pub why: Option<Denied>,
+    /// Memory of the GPU for all workers. 0: unknown.
+    pub budget: Bytes,
+    /// Workers with a lease on the GPU, the largest lease first.
     pub holders: Vec<Holder>,
+}
+
+/// The reason, the occupancy of the GPU, and what to change.
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Denial { why, budget, holders } = self;
+        let largest = holders.first().map_or("WORKER", |holder| &holder.name);
+        f.write_str(match why {
+            Some(Denied::TooLarge) => "all that the other workers could give is not enough",
+            Some(Denied::Deadline) => {
+                "not enough came within its time, because the uses of other workers did not stop"
+            }
+            Some(Denied::Incomplete) => "not all ranks of this worker have joined",
+            Some(Denied::Lost) => "the driver does not restore this process",
+            None => "it gave no reason",
+        })?;
+        if !budget.is_zero() {
+            write!(f, "; this GPU has {} for its workers", Amount(*budget))?;
+        }
+        for (at, Holder { name, lease }) in holders.iter().enumerate() {
+            let before = if at > 0 {
+                ","
+            } else if budget.is_zero() {
+                "; this GPU is leased to"
+            } else {
+                ", leased to"
+            };
+            write!(f, "{before} {} ({})", name, Amount(*lease))?;
+        }
+        f.write_str("; ")?;
+        match why {
+            Some(Denied::Deadline) => write!(
+                f,
+                "let a worker give memory (glake shrink {}), or wait longer (lease.grow_timeout_ms, lease.refill_timeout_ms)",
+                largest
+            ),
+            Some(Denied::Incomplete) => f.write_str("look at the other ranks (glake ps)"),
+            Some(Denied::Lost) => f.write_str("end it, and start it again"),
+            Some(Denied::TooLarge) | None => f.write_str(
+                "raise [node] budget in the agent's file, end a worker, or move one to another GPU",
+            ),
+        }
+    }
 }
 
 impl std::error::Error for Shortage {}
@@ -90,21 +154,23 @@ impl Shortage {
             Amount(self.pending)
         )?;
         if let Some(LeaseShort { leased, made, wanted, waited, .. }) = self.lease {
-            write!(
-                f,
-                "The lease is what stops it: {} of {} are made, and {} more were not granted within {waited:.1?}: ",
-                Amount(made),
-                Amount(leased),
-                Amount(wanted)
-            )?;
-            if self.holders.is_empty() {
-                return f.write_str("raise it with glake.lease.grant or lease.growth, or allocate less.");
-            }
-            f.write_str("this GPU is leased to")?;
-            for (at, Holder { name, lease }) in self.holders.iter().enumerate() {
-                write!(f, "{} {name} ({})", if at == 0 { "" } else { "," }, Amount(*lease))?;
-            }
-            return f.write_str("; end one of them, raise lease.growth, or allocate less.");
+            write!(f, "The lease is what stops it: {} of {} are made. ", Amount(made), Amount(leased))?;
+            let wanted = Amount(wanted);
+            return match &self.grantor {
+                Grantor::Program => write!(
+                    f,
+                    "{wanted} more were not granted within {waited:.1?}: raise it with glake.lease.grant, or allocate less."
+                ),
+                Grantor::Agent(None) => write!(
+                    f,
+                    "The node agent was asked for {wanted} more and has not answered within {waited:.1?}: look whether it runs (glake \
+                     ps), raise lease.grow_timeout_ms, or allocate less."
+                ),
+                Grantor::Agent(Some(denial)) => write!(
+                    f,
+                    "The node agent was asked for {wanted} more and denied it after {waited:.1?}: {denial}, or allocate less."
+                ),
+            };
         }
         if self.in_capture {
             return f.write_str("End the capture, or free memory before it begins.");
@@ -158,7 +224,7 @@ mod tests {
             pending: Bytes::ZERO,
             in_capture: false,
             lease: None,
-            holders: Vec::new(),
+            grantor: Grantor::Program,
         }
     }
 
@@ -205,16 +271,28 @@ mod tests {
             denied: true,
         };
         let text = Shortage { lease: Some(short), ..shortage() }.to_string();
-        for part in
-            ["7.00 GiB of 8.00 GiB are made", "2.00 GiB more", "2.0s", "glake.lease.grant or lease.growth"]
-        {
+        for part in ["7.00 GiB of 8.00 GiB are made", "2.00 GiB more", "2.0s", "glake.lease.grant, or"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let holder = |name: &str, gib| Holder { name: name.to_owned(), lease: Bytes::gib(gib) };
         let holders = vec![holder("chat", 90), holder("me", 8)];
-        let text = Shortage { lease: Some(short), holders, ..shortage() }.to_string();
-        let end = "this GPU is leased to chat (90.00 GiB), me (8.00 GiB); end one of them, raise lease.growth, or allocate less.";
-        assert!(text.ends_with(end) && !text.contains("lease.grant"), "{text}");
+        let denied = |why| {
+            let denial = Denial { why: Some(why), budget: Bytes::gib(100), holders: holders.clone() };
+            Shortage { lease: Some(short), grantor: Grantor::Agent(Some(denial)), ..shortage() }.to_string()
+        };
+        let end = "The node agent was asked for 2.00 GiB more and denied it after 2.0s: all that the other workers could give is not \
+                   enough; this GPU has 100.00 GiB for its workers, leased to chat (90.00 GiB), me (8.00 GiB); raise [node] budget in \
+                   the agent's file, end a worker, or move one to another GPU, or allocate less.";
+        assert!(denied(Denied::TooLarge).ends_with(end), "{}", denied(Denied::TooLarge));
+        assert!(
+            denied(Denied::Deadline).contains("(glake shrink chat), or wait longer (lease.grow_timeout_ms")
+        );
+        for why in [Denied::TooLarge, Denied::Deadline, Denied::Incomplete, Denied::Lost] {
+            let text = denied(why);
+            assert!(!text.contains("lease.growth") && !text.contains("lease.grant"), "{text}");
+        }
+        let silent = Shortage { lease: Some(short), grantor: Grantor::Agent(None), ..shortage() }.to_string();
+        assert!(silent.contains("has not answered within 2.0s: look whether it runs (glake ps)"), "{silent}");
         let crowded = Shortage { reserved: Bytes::gib(10), allocated: Bytes::gib(9), ..shortage() };
         assert!(crowded.to_string().contains("Something else holds memory"));
         let huge = Shortage { wanted: Bytes::gib(141), ..shortage() };

@@ -85,8 +85,8 @@ pub struct LeaseView {
 /// Reason why memory was not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "its lease of {leased} has no room for {wanted} of new memory, {made} are made{}; grant more (glake.lease.grant, glake_lease_grant), \
-     raise lease.growth so that a wake is granted more, or free memory",
+    "its lease of {leased} has no room for {wanted} of new memory, {made} are made{}; it takes a larger lease \
+     (glake.lease.grant, glake_lease_grant, or a grant of the node agent), or less memory",
     if waited.is_zero() { String::new() } else { format!(", and nobody granted more within {waited:.1?}") }
 )]
 pub struct LeaseShort {

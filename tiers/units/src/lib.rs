@@ -1,4 +1,4 @@
-//! Units shared by all GLake crates (amounts of memory, rates, times) and descriptions of metrics in them.
+//! Units shared by all GLake crates (amounts of memory, rates, times), descriptions of metrics in them, and text for people.
 //!
 //! The lowest crate: independent of devices, allocators and the operating system.
 //!
@@ -13,6 +13,8 @@
 mod bytes;
 pub mod metrics;
 mod rate;
+mod text;
 
 pub use bytes::{Bytes, ParseBytesError};
 pub use rate::{Bandwidth, Micros};
+pub use text::printable;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use glake_units::Bytes;
 use glake_wire::{
-    ActivityPage, Ask, Envelope, Frames, Hello, Holder, Peer, Request, ToAgent, ToWorker, frame, send,
+    ActivityPage, Ask, Denied, Envelope, Frames, Hello, Holder, Peer, Request, ToAgent, ToWorker, frame, send,
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
@@ -122,9 +122,9 @@ fn a_denied_growth_names_the_holders() {
     let grow = ToAgent::Grow { gpu: "0".to_owned(), bytes: Bytes::gib(30), within_ms: 5000 };
     stream.write_all(&frame(&Envelope { v: 1, seq: 1, ack: 0, message: grow }).unwrap()).unwrap();
     let (mut frames, mut bytes) = (Frames::default(), [0; 4096]);
-    let holders = loop {
+    let (holders, budget, why) = loop {
         match frames.take::<ToWorker>().unwrap().map(|envelope| envelope.message) {
-            Some(ToWorker::DenyGrowth { holders, .. }) => break holders,
+            Some(ToWorker::DenyGrowth { holders, budget, why, .. }) => break (holders, budget, why),
             Some(_) => {}
             None => {
                 let count = stream.read(&mut bytes).unwrap();
@@ -134,6 +134,7 @@ fn a_denied_growth_names_the_holders() {
         }
     };
     assert_eq!(holders[0], Holder { name: "large".to_owned(), lease: Bytes::gib(20) });
+    assert_eq!((budget, why), (Bytes::gib(24).saturating_sub(Bytes::mib(512)), Some(Denied::TooLarge)));
     large.kill();
 }
 

@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use crate::frame::{Envelope, Frames, MOST_BYTES, VERSION, frame};
-use crate::{Denied, Hello, Holder, Holding, Tier, ToAgent, ToWorker, Welcome};
+use crate::{Denied, Hello, Holder, Holding, Occupancy, Tier, ToAgent, ToWorker, Welcome};
 use glake_units::Bytes;
 
 /// One frame of each kind, recorded from a worker.
@@ -146,8 +146,9 @@ fn said() -> Vec<ToWorker> {
         Denied::TooLarge | Denied::Deadline | Denied::Incomplete | Denied::Lost => {}
     });
     let shrink = |tier| ToWorker::Shrink { gpu: gpu(), bytes, tier, within_ms: 1, more: true };
-    let deny = |why| ToWorker::Deny { why, retry_after_ms: None };
     let holders = vec![Holder { name: "chat".to_owned(), lease: bytes }];
+    let occupancy = || Occupancy { gpu: gpu(), budget: bytes, holders: holders.clone() };
+    let deny = |why| ToWorker::Deny { why, retry_after_ms: None, gpus: vec![occupancy()] };
     let others = [
         ToWorker::Welcome(Welcome::default()),
         ToWorker::Refused { why: "no".to_owned(), passes: true },
@@ -156,7 +157,13 @@ fn said() -> Vec<ToWorker> {
         ToWorker::Park { within_ms: 1 },
         ToWorker::Unpark,
         ToWorker::Demote { bytes },
-        ToWorker::DenyGrowth { gpu: gpu(), bytes, holders },
+        ToWorker::DenyGrowth {
+            gpu: gpu(),
+            bytes,
+            holders: holders.clone(),
+            budget: bytes,
+            why: Some(Denied::TooLarge),
+        },
         ToWorker::Refill,
         ToWorker::Ack,
     ];

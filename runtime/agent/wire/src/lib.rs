@@ -22,6 +22,6 @@ pub use activity::{Activity, ActivityPage, ActivityView, PAGE_GPUS, PageError};
 pub use conversation::{Conversation, Received};
 pub use descriptors::{receive, send};
 pub use frame::{Envelope, FrameError, Frames, MOST_BYTES, VERSION, frame};
-pub use message::{Denied, Hello, Holder, Holding, Peer, Tier, ToAgent, ToWorker, Welcome};
+pub use message::{Denied, Hello, Holder, Holding, Occupancy, Peer, Tier, ToAgent, ToWorker, Welcome};
 pub use operator::{Answer, Ask, DecisionRow, Request, VictimRow, WorkerRow};
 pub use socket::{SocketError, check_folder, check_server, default_path, find_socket};

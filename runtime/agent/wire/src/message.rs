@@ -123,6 +123,9 @@ pub enum ToWorker {
         why: Denied,
         /// Delay before the next want. None: every later want would be denied too.
         retry_after_ms: Option<u64>,
+        /// Occupancy of the GPUs of the want.
+        #[serde(default)]
+        gpus: Vec<Occupancy>,
     },
     /// The growth ends without memory.
     DenyGrowth {
@@ -133,6 +136,12 @@ pub enum ToWorker {
         /// Workers with a lease on the GPU, the largest lease first.
         #[serde(default)]
         holders: Vec<Holder>,
+        /// Memory of the GPU for all workers. 0: unknown.
+        #[serde(default)]
+        budget: Bytes,
+        /// Reason of the denial. None: the agent is of a release that does not say.
+        #[serde(default)]
+        why: Option<Denied>,
     },
     /// A client requests the worker's memory back: the worker sends `want`, and `refilled` when it is complete.
     Refill,
@@ -219,6 +228,17 @@ pub struct Holder {
     pub name: String,
     /// Lease of the worker on that GPU.
     pub lease: Bytes,
+}
+
+/// Memory of a GPU, and the workers that hold it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Occupancy {
+    /// Name of the GPU.
+    pub gpu: String,
+    /// Memory of the GPU for all workers.
+    pub budget: Bytes,
+    /// Workers with a lease on the GPU, the largest lease first.
+    pub holders: Vec<Holder>,
 }
 
 /// Answer of the agent to `hello`.

@@ -1,6 +1,5 @@
 //! `glake bench`, `glake bench alloc` and `glake bench shrink`.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -8,7 +7,7 @@ use glake_runtime::config::Config;
 use glake_units::Bytes;
 
 use super::copy_bench::CopyArguments;
-use super::output::{Output, Progress, table};
+use super::output::{Output, Progress, note, table};
 use super::{Failure, copy_bench};
 use crate::bench::{
     self, AllocOptions, BenchError, ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier,
@@ -254,8 +253,7 @@ fn run_shrink(arguments: &ShrinkArguments, config: &Config, output: &mut Output)
                 Ok(())
             }
             ShrinkNews::Note(text) => {
-                // Whoever closed standard error does not want to hear it.
-                progress.pause(|| drop(writeln!(io::stderr(), "glake: {text}")));
+                progress.pause(|| note(text));
                 Ok(())
             }
             ShrinkNews::Shrink(report) if output.is_json() => progress.pause(|| output.object(&report)),

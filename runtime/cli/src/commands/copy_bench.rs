@@ -1,13 +1,12 @@
 //! `glake bench copy`.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use glake_units::Bytes;
 
 use super::Failure;
-use super::output::{Output, Progress, table};
+use super::output::{Output, Progress, note, table};
 use crate::bench::{
     self, BenchError, CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport,
     LEAST_BLOCK, MOST_BLOCKS, OverheadReport,
@@ -269,8 +268,7 @@ fn measure(
                 Ok(())
             }
             CopyNews::Note(text) => {
-                // Whoever closed standard error does not want to hear it.
-                progress.pause(|| drop(writeln!(io::stderr(), "glake: {text}")));
+                progress.pause(|| note(text));
                 Ok(())
             }
             CopyNews::Copy(report) if output.is_json() => progress.pause(|| output.object(&report)),

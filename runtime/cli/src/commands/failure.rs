@@ -9,6 +9,8 @@ use clap::error::ErrorKind;
 use glake_runtime::backend::BackendError;
 use glake_runtime::config::ConfigError;
 
+use super::output::note;
+
 /// Why a command did not do what was asked, in one line, and its exit code.
 #[derive(Debug)]
 pub enum Failure {
@@ -80,9 +82,7 @@ impl Failure {
 }
 
 fn say(message: &str, code: u8) -> ExitCode {
-    use io::Write as _;
-    // Whoever closed standard error does not want to hear it.
-    let _ = writeln!(io::stderr(), "glake: {}", one_line(message));
+    note(one_line(message));
     ExitCode::from(code)
 }
 

@@ -25,7 +25,6 @@ mod serve;
 mod topo;
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -107,7 +106,7 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
 fn found(config: &Config) -> Result<Backend, Failure> {
     let backend = Backend::find(&config.device.choice)?;
     if let Some(notice) = backend.notice() {
-        let _ = writeln!(io::stderr(), "glake: {notice}");
+        output::note(notice);
     }
     Ok(backend)
 }

@@ -160,7 +160,7 @@ pub(super) fn ps(
         let text: String = parts
             .filter_map(|part| if let Answer::Text { text } = part { Some(text) } else { None })
             .collect();
-        return output.text(text.trim_end());
+        return output.exact(text.trim_end());
     }
     let answers = answer(&arguments.agent, sources, config, Ask::Ps)?;
     let rows =

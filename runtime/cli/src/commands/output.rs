@@ -1,8 +1,13 @@
-//! Standard output: tables for people, or one JSON object per line; and a progress bar on standard error if that is a terminal.
+//! Standard output: tables for people, or one JSON object per line; and notes and a progress bar on standard error.
+//!
+//! Invariant: text of other programs (names, errors, GPUs) is escaped here, on its way to people; JSON objects are exact.
 
+use std::borrow::Cow;
+use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write};
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use glake_units::printable;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -36,12 +41,12 @@ impl Output {
 
     /// Returns the text in colour, or unchanged if the output has no colours.
     pub(super) fn paint(&self, paint: Paint, text: &str) -> String {
-        let code = match paint {
-            Paint::Good => "32",
-            Paint::Bad => "1;31",
-            Paint::Strong => "1",
+        let begin = match paint {
+            Paint::Good => MARKS[0].0,
+            Paint::Bad => MARKS[1].0,
+            Paint::Strong => MARKS[2].0,
         };
-        if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.colours { format!("{begin}{}{}", shown(text), MARKS[3].0) } else { text.to_owned() }
     }
 
     /// Returns the text with runs of one character in colour.
@@ -71,7 +76,12 @@ impl Output {
 
     /// A line for people; lost where JSON is wanted.
     pub(super) fn text(&mut self, text: &str) -> Result<(), Failure> {
-        if self.json { Ok(()) } else { self.line(text) }
+        if self.json { Ok(()) } else { self.line(&coloured(text)) }
+    }
+
+    /// Text for programs, which is escaped on a terminal only.
+    pub(super) fn exact(&mut self, text: &str) -> Result<(), Failure> {
+        if io::stdout().is_terminal() { self.line(&shown(text)) } else { self.line(text) }
     }
 
     fn line(&mut self, text: &str) -> Result<(), Failure> {
@@ -79,6 +89,36 @@ impl Output {
         writeln!(out, "{text}")?;
         Ok(out.flush()?)
     }
+}
+
+/// Colours in text on its way to [`Output::text`]: noncharacters, which no text of others brings through, and what a terminal gets for them.
+const MARKS: [(char, &str); 4] =
+    [('\u{fdd0}', "\x1b[32m"), ('\u{fdd1}', "\x1b[1;31m"), ('\u{fdd2}', "\x1b[1m"), ('\u{fdd3}', "\x1b[0m")];
+
+/// Escapes each line of a text for people.
+fn shown(text: &str) -> Cow<'_, str> {
+    match text.contains('\n') {
+        true => Cow::Owned(text.split('\n').map(printable).collect::<Vec<_>>().join("\n")),
+        false => printable(text),
+    }
+}
+
+/// Escapes a text except for its colours.
+fn coloured(text: &str) -> String {
+    let mut coloured = String::new();
+    for part in text.split_inclusive(|letter| MARKS.iter().any(|(mark, _)| *mark == letter)) {
+        let end = part.chars().next_back();
+        let mark = MARKS.iter().find(|(mark, _)| Some(*mark) == end);
+        coloured += &shown(mark.map_or(part, |(mark, _)| part.strip_suffix(*mark).unwrap_or(part)));
+        coloured += mark.map_or("", |(_, code)| code);
+    }
+    coloured
+}
+
+/// Writes a line for people to standard error.
+pub(super) fn note(text: impl Display) {
+    // Whoever closed standard error does not want to hear it.
+    let _ = writeln!(io::stderr(), "glake: {}", shown(&text.to_string()));
 }
 
 /// Breaks a text into lines of at most `width` characters.
@@ -102,7 +142,10 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
 pub(super) fn table(names: usize, headers: &[&str], rows: &[Vec<String>]) -> String {
     let is_text = |column: usize| column < names;
     let header: Vec<&str> = headers.to_vec();
-    let body: Vec<Vec<&str>> = rows.iter().map(|row| row.iter().map(String::as_str).collect()).collect();
+    // A cell is one line, and as wide as it is shown.
+    let rows: Vec<Vec<Cow<'_, str>>> =
+        rows.iter().map(|row| row.iter().map(|cell| cell_of(cell)).collect()).collect();
+    let body: Vec<Vec<&str>> = rows.iter().map(|row| row.iter().map(|cell| &**cell).collect()).collect();
     let plain = arranged(&header, &body, &is_text, ContentArrangement::Disabled);
     let Some(width) = Table::new().width().map(usize::from) else { return plain };
     let fits = |text: &str| text.lines().all(|line| line.chars().count() <= width);
@@ -120,6 +163,11 @@ pub(super) fn table(names: usize, headers: &[&str], rows: &[Vec<String>]) -> Str
         return turned;
     }
     arranged(headers, &body, &is_text, ContentArrangement::Dynamic)
+}
+
+/// Returns the text of a cell; one that has colours was escaped before.
+fn cell_of(cell: &str) -> Cow<'_, str> {
+    if cell.contains(MARKS[3].0) { Cow::Borrowed(cell) } else { printable(cell) }
 }
 
 /// Returns a table; `is_text` tells which columns are aligned to the left.
@@ -161,7 +209,7 @@ impl Waiting {
             }
             bar
         });
-        bar.set_message(why.to_owned());
+        bar.set_message(printable(why).into_owned());
         bar.tick();
     }
 }
@@ -195,7 +243,7 @@ impl Progress {
 
     /// Sets the message beside the bar.
     pub(super) fn say(&self, what: impl Into<String>) {
-        self.bar.set_message(what.into());
+        self.bar.set_message(printable(&what.into()).into_owned());
     }
 
     /// Sets the number of completed steps.
@@ -212,5 +260,38 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOREIGN: &str = "chat\u{1b}[2J\n\u{202e}0\u{fdd0}";
+    const ESCAPED: &str = r"chat\u{1b}[2J\n\u{202e}0\u{fdd0}";
+
+    #[test]
+    fn text_of_others_is_escaped_and_colours_are_ours() {
+        let output = Output { json: false, colours: true };
+        let painted = output.paint(Paint::Bad, FOREIGN);
+        let text = coloured(&format!("{painted} and\nmore"));
+        assert_eq!(text, "\x1b[1;31mchat\\u{1b}[2J\n\\u{202e}0\\u{fdd0}\x1b[0m and\nmore");
+        let rows = [vec![FOREIGN.to_owned(), "1".to_owned()], vec!["b".to_owned(), "22".to_owned()]];
+        let table = table(1, &["worker", "pid"], &rows);
+        assert_eq!(table.lines().count(), 4, "{table}");
+        assert!(table.contains(ESCAPED) && !table.contains('\u{1b}'), "{table}");
+    }
+
+    /// Each line for people goes through this file.
+    #[test]
+    fn no_command_writes_to_a_terminal_itself() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/commands");
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let (name, text) =
+                (entry.file_name().into_string().unwrap(), std::fs::read_to_string(entry.path()).unwrap());
+            let writes = ["writeln!(io::stderr()", "print!(", "println!(", "io::stdout()"];
+            let found = writes.iter().find(|writes| text.contains(**writes));
+            assert!(name == "output.rs" || found.is_none(), "{name}: {found:?}");
+        }
     }
 }

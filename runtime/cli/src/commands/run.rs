@@ -1,7 +1,7 @@
 //! `glake run`.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use clap::Args;
 
 use super::arguments::Global;
+use super::output::note;
 use super::{Failure, program};
 use crate::installed::{LIBGMLAKE, Library, PRELOAD};
 use glake_runtime::calibrations::Calibrations;
@@ -85,8 +86,7 @@ pub(super) fn run(
         calibrate(config, &variables)?;
     }
     if let Some(why) = program::found(name, environment).and_then(|path| program::refusal(&path)) {
-        // Whoever closed standard error does not want to hear it.
-        let _ = writeln!(io::stderr(), "glake: {why}");
+        note(why);
     }
     let error = Command::new(name).args(rest).envs(variables).exec();
     let name = name.to_string_lossy();

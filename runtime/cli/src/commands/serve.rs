@@ -1,7 +1,6 @@
 //! `glake serve`.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use serde_json::json;
 use super::Failure;
 use super::checkpoint;
 use super::node::{named_socket, runtime_dir};
-use super::output::{Output, table};
+use super::output::{Output, note, table};
 
 /// Arguments of `glake serve`.
 #[derive(Debug, Args)]
@@ -156,7 +155,7 @@ pub(super) fn run(
     };
     let told = |path: &Path| {
         let (socket, exports) = (path.display(), exports(path, config));
-        let _ = writeln!(io::stderr(), "glake: serving {socket}{logs}; for its workers:\n{exports}");
+        note(format_args!("serving {socket}{logs}; for its workers:\n{exports}"));
     };
     glake_agent::serve(&options, told).map_err(failure)
 }

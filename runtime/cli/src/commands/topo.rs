@@ -1,13 +1,11 @@
 //! `glake topo`.
 
-use std::io::{self, Write as _};
-
 use clap::Args;
 use glake_device::topology::Topology;
 use glake_transfer::paths::PathGraph;
 
 use super::Failure;
-use super::output::{Output, Progress, table};
+use super::output::{Output, Progress, note, table};
 use crate::topo::{self, Rows};
 use glake_runtime::backend::Backend;
 use glake_runtime::calibrations::Calibrations;
@@ -59,20 +57,19 @@ fn calibrate(backend: Backend, calibrations: &Calibrations) -> Result<PathGraph,
     });
     drop(progress);
     let found = measured.map_err(Failure::failed)?;
-    let note = |text: String| writeln!(io::stderr(), "glake: {text}");
-    note(format!("{} trials in {:.1} s", found.trials, found.took.as_secs_f64()))?;
+    note(format_args!("{} trials in {:.1} s", found.trials, found.took.as_secs_f64()));
     if found.unfinished > 0 {
-        note(format!(
+        note(format_args!(
             "{} more found no time: what they would have shown is taken for absent",
             found.unfinished
-        ))?;
+        ));
     }
     for gpu in found.excluded.iter() {
-        note(format!("{gpu} is no relay: it failed, or bytes that it relayed were wrong"))?;
+        note(format_args!("{gpu} is no relay: it failed, or bytes that it relayed were wrong"));
     }
     match calibrations.keep(&found.graph).map_err(Failure::failed)? {
-        Some(path) => note(format!("kept in {}", path.display()))?,
-        None => note("not kept: transfer.calibrations names no folder".to_owned())?,
+        Some(path) => note(format_args!("kept in {}", path.display())),
+        None => note("not kept: transfer.calibrations names no folder"),
     }
     Ok(found.graph)
 }

@@ -26,6 +26,7 @@ use crate::process::device::DeviceMemory;
 use crate::process::device_registry::DeviceRegistry;
 use crate::process::observers::AgentEvents as _;
 use crate::process::regions::RegionSet;
+use crate::process::shortage::Denial;
 
 /// Number of hello attempts before allocations are held back during one.
 const TRIES: u32 = 4;
@@ -35,6 +36,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) const START: Duration = Duration::from_secs(600);
 /// Change of the holdings below which no report is sent: small blocks come and go all the time.
 const NOTABLE: Bytes = Bytes::mib(16);
+/// Time between the agent's deadline of a request and the end of the caller's wait.
+const ANSWER_BEFORE: Duration = Duration::from_millis(200);
 /// Timeout for sending the goodbye message.
 const BYE: Duration = Duration::from_secs(1);
 
@@ -353,11 +356,13 @@ impl Session {
                 state.told = held.to_vec();
             }
             let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            // The agent's answer, with its reason, is to come before the caller's own time is over.
+            let before = |time: Duration| time.saturating_sub((time / 4).min(ANSWER_BEFORE));
             let message = match say {
-                Say::Want { within } => ToAgent::Want { deadline_ms: Some(ms(within)) },
+                Say::Want { within } => ToAgent::Want { deadline_ms: Some(ms(before(within))) },
                 Say::Cancel => ToAgent::Cancel,
                 Say::Grow { device, bytes, within } => {
-                    ToAgent::Grow { gpu: self.gpu(device), bytes, within_ms: ms(within) }
+                    ToAgent::Grow { gpu: self.gpu(device), bytes, within_ms: ms(before(within)) }
                 }
                 Say::Returned { device, bytes } => ToAgent::Returned { gpu: self.gpu(device), bytes },
                 Say::Parked => ToAgent::Parked,
@@ -477,15 +482,21 @@ impl Session {
                 state.ledger.refill_asked();
                 command(What::Refill);
             }
-            ToWorker::Deny { why, retry_after_ms } => {
+            ToWorker::Deny { why, retry_after_ms, gpus } => {
+                for memory in self.registry.devices.iter() {
+                    let found = gpus.iter().find(|of| of.gpu == memory.gpu());
+                    let (budget, holders) =
+                        found.map(|of| (of.budget, of.holders.clone())).unwrap_or_default();
+                    *memory.denial.lock() = Some((now, Denial { why: Some(why), budget, holders }));
+                }
                 if state.ledger.denied(retry_after_ms.map(Duration::from_millis), now) {
                     tracing::info!(target: "glake::agent", ?why, "the agent grants no memory");
                     self.leases().for_each(|lease| lease.deny_refills());
                 }
             }
-            ToWorker::DenyGrowth { gpu, holders, .. } => {
+            ToWorker::DenyGrowth { gpu, holders, budget, why, .. } => {
                 if let Some(memory) = self.find(&gpu) {
-                    *memory.holders.lock() = holders;
+                    *memory.denial.lock() = Some((now, Denial { why, budget, holders }));
                     state.ledger.growth_denied(memory.id());
                     memory.lease.deny_growth();
                 }

@@ -74,7 +74,8 @@ impl RegionSet {
             _ => self.registry.refill_timeout.min(region.pool().lease().grow_timeout()),
         };
         let (verify, wanted) = (None, Wanted::default());
-        let moved = RegionRefill { regions: self, tagged, region, verify, credits, wanted }.run(Bytes::MAX);
+        let moved = RegionRefill { regions: self, tagged, region, verify, credits, wanted, since: begin }
+            .run(Bytes::MAX);
         refilling.end(&moved);
         self.relays.resume();
         if let Some(beside) = beside {
@@ -119,7 +120,8 @@ impl RegionSet {
         let moved = on_each_device(&jobs, goes_on, |job, moved| {
             let (tagged, region, amount) = job;
             let wanted = Wanted::by(request, tagged, region.pool().device());
-            let refill = RegionRefill { regions: self, tagged, region, verify, credits, wanted };
+            let since = Instant::now();
+            let refill = RegionRefill { regions: self, tagged, region, verify, credits, wanted, since };
             refill.run(*amount).map(|one| moved.push(one))
         });
         // Also for tags that are whole: the thread that completed them may not have settled them yet.
@@ -141,7 +143,8 @@ impl RegionSet {
         lease.forget_wanted();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
         let (verify, wanted) = (None, Wanted::default());
-        let refill = RegionRefill { regions: self, tagged, region, verify, credits, wanted };
+        let since = Instant::now();
+        let refill = RegionRefill { regions: self, tagged, region, verify, credits, wanted, since };
         let made = refill.make_room(|context, waiting| Ok(region.commit(address, size, context, waiting)?));
         refilling.end(&made);
         made
@@ -169,6 +172,8 @@ struct RegionRefill<'r> {
     /// Timeout of the wait for grants.
     credits: Duration,
     wanted: Wanted<'r>,
+    /// Begin of the refill.
+    since: Instant,
 }
 
 impl RegionRefill<'_> {
@@ -211,7 +216,7 @@ impl RegionRefill<'_> {
     /// Runs `make`, which creates memory of the region and its contents, and waits while there is no memory. A shrink of the same region
     /// goes first meanwhile. On return the evicted bytes of the region are up to date.
     fn make_room<T>(&self, make: impl Fn(TransferContext<'_>, &Waiting<'_>) -> Result<T>) -> Result<T> {
-        let RegionRefill { regions, tagged, region, verify, credits, wanted } = *self;
+        let RegionRefill { regions, tagged, region, verify, credits, wanted, .. } = *self;
         let device = region.pool().device();
         let no_device =
             ProcessError::NoSuchDevice { device: device.0.into(), count: regions.registry.devices.len() };
@@ -267,7 +272,7 @@ impl RegionRefill<'_> {
 
     /// Builds the error of a refill without memory, which says what to do.
     fn no_room(&self, error: RegionError) -> ProcessError {
-        let RegionRefill { regions, region, .. } = *self;
+        let RegionRefill { regions, region, since, .. } = *self;
         if !is_out_of_memory(&error) {
             return error.into();
         }
@@ -281,7 +286,20 @@ impl RegionRefill<'_> {
             .unwrap_or_default();
         let (resident, evicted) = region.sizes();
         let tag = region.options().tag.clone();
-        ProcessError::NoRoom { device, tag, resident, evicted, free, source: Box::new(error) }
+        let memory = regions.registry.device(device.0.into()).ok();
+        let grantor = memory
+            .filter(|_| is_leased(&error))
+            .map(|memory| Box::new(regions.registry.grantor(memory, |at| at >= since)));
+        ProcessError::NoRoom { device, tag, resident, evicted, free, grantor, source: Box::new(error) }
+    }
+}
+
+/// Returns whether the lease is the reason.
+fn is_leased(error: &RegionError) -> bool {
+    match error {
+        RegionError::Stopped { source, .. } => is_leased(source),
+        RegionError::Pool(error) => matches!(error, PoolError::Leased { .. }),
+        _ => false,
     }
 }
 

@@ -117,7 +117,7 @@ fn a_refill_whose_grants_stop_says_so_and_goes_on_later() {
         };
         assert_eq!(resident, Bytes::mib(4));
         let text = source.to_string();
-        assert!(text.contains("lease of 5.00 MiB") && text.contains("lease.growth"), "{text}");
+        assert!(text.contains("lease of 5.00 MiB") && text.contains("a larger lease"), "{text}");
         fixture.assert_sound();
     }
     // Without a lease it comes back at once.

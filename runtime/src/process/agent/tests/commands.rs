@@ -143,7 +143,11 @@ fn shrunk_by_the_program(unparks: impl FnOnce(&Socket, Agent) -> Agent) {
             match agent.hear_now() {
                 Some(ToAgent::Want { .. }) => {
                     wanted += 1;
-                    agent.say(ToWorker::Deny { why: glake_wire::Denied::TooLarge, retry_after_ms: None });
+                    agent.say(ToWorker::Deny {
+                        why: glake_wire::Denied::TooLarge,
+                        retry_after_ms: None,
+                        gpus: Vec::new(),
+                    });
                 }
                 Some(_) => {}
                 None => std::thread::sleep(Duration::from_millis(1)),

@@ -134,7 +134,11 @@ fn a_want_that_is_denied_denies_no_growth() {
         agent.wanted();
         let grows = scope.spawn(|| process.malloc(0, mib(16), STREAM));
         agent.hear_until("grow", |said| matches!(said, ToAgent::Grow { .. }).then_some(()));
-        agent.say(ToWorker::Deny { why: glake_wire::Denied::TooLarge, retry_after_ms: None });
+        agent.say(ToWorker::Deny {
+            why: glake_wire::Denied::TooLarge,
+            retry_after_ms: None,
+            gpus: Vec::new(),
+        });
         std::thread::sleep(Duration::from_millis(300));
         agent.grant(mib(16));
         refill.join().unwrap().unwrap_err();

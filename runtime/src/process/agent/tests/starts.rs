@@ -18,7 +18,11 @@ fn started(socket: &Socket, wait: bool) -> (Process, Agent) {
         if wait {
             std::thread::sleep(Duration::from_millis(50));
             assert!(!made.is_finished(), "it waits for the agent");
-            agent.say(ToWorker::Deny { why: glake_wire::Denied::Incomplete, retry_after_ms: Some(10) });
+            agent.say(ToWorker::Deny {
+                why: glake_wire::Denied::Incomplete,
+                retry_after_ms: Some(10),
+                gpus: Vec::new(),
+            });
             agent.hear_until("want", |said| matches!(said, ToAgent::Want { .. }).then_some(()));
             agent.grant(mib(64));
             agent.say(ToWorker::Admit);

@@ -75,7 +75,7 @@ fn a_wake_wants_what_is_away_and_growth_and_everything_goes_back() {
     let refused = process.malloc(0, mib(16), STREAM).unwrap_err();
     assert_eq!(told.lock()[1], (Grow, 2));
     let text = refused.to_string();
-    assert!(matches!(refused, ProcessError::OutOfMemory(_)) && text.contains("lease.growth"), "{text}");
+    assert!(matches!(refused, ProcessError::OutOfMemory(_)) && text.contains("glake.lease.grant"), "{text}");
     assert!(text.starts_with("CUDA out of memory. Tried to allocate 16.00 MiB."), "{text}");
     let stats = process.reports().stats(0).unwrap();
     assert_eq!((stats.own.lease_bytes, stats.own.made_bytes), (48 << 20, 34 << 20));
@@ -99,7 +99,8 @@ fn a_refill_whose_grants_stop_gives_back_what_it_brought() {
         let begin = Instant::now();
         let error = process.regions().refill(&Refill::default()).unwrap_err();
         assert!(begin.elapsed() >= Duration::from_millis(20));
-        assert!(error.to_string().contains("lease of"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("lease of") && text.contains("The lease is too small: raise it"), "{text}");
         assert_eq!(process.reserved(0), Bytes::ZERO, "it keeps nothing from others");
         assert_eq!(sum(&told, Returned), i64::try_from(granted).unwrap());
     }
