@@ -15,7 +15,6 @@ use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, MeterError};
 use glake_units::Bytes;
 use glake_wire::{ActivityView, Hello, Peer, ToAgent};
-use rustix::process::Rlimit;
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
@@ -26,7 +25,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{ConnectionError, PageReading};
 use crate::checkpoints::CheckpointRunner;
-use crate::host::{OwnChildren, adopts_orphans, epoch, is_stopped, raise_descriptors, reap_orphans};
+use crate::host::{OpenFiles, OwnChildren, adopts_orphans, epoch, is_stopped, reap_orphans};
 use crate::journal::{Journal, JournalRecord};
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
@@ -185,7 +184,7 @@ pub fn read_file(path: &Path) -> Result<NodeFile, String> {
 /// [`ServeError`].
 pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeError> {
     let gpus = options.check()?;
-    let limit = raise_descriptors();
+    let files = OpenFiles::raise();
     let activated = listenfd::ListenFd::from_env().take_unix_listener(0).ok().flatten();
     let listener = match activated {
         Some(socket) => Listener::adopt(socket, &options.socket)?,
@@ -195,7 +194,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
     let over = LocalSet::new().block_on(&runtime, async {
         listener.socket.set_nonblocking(true)?;
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
-        let daemon = Rc::new(Daemon::new(options, gpus.clone(), &listener, limit));
+        let daemon = Rc::new(Daemon::new(options, gpus.clone(), &listener, files));
         daemon.expect(&Journal::read(&listener.journal()));
         daemon.adopt();
         // Before the first grant.
@@ -289,10 +288,10 @@ pub(crate) struct Link {
 }
 
 impl Daemon {
-    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, limit: Rlimit) -> Daemon {
+    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, files: OpenFiles) -> Daemon {
         let own = OwnChildren::default();
         Daemon {
-            children: Children::new(&options.file, &options.launcher, listener.path.clone(), Some(limit)),
+            children: Children::new(&options.file, &options.launcher, listener.path.clone(), files),
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
             meters: Meters::new(options.meter.clone()),
             begun: Instant::now(),
