@@ -12,8 +12,15 @@ pub(super) fn real_agent(folder: &TempDir, node: &str) -> (PathBuf, String) {
     let driver = glake_agent::DriverCommand { program: "/bin/false".into(), arguments: Vec::new(), limit };
     let file = glake_arbiter::node::NodeFile::parse(node).unwrap();
     let launcher = glake_agent::Launcher::default();
-    let options =
-        glake_agent::Options { file, socket: socket.clone(), meter: Arc::new(meter), driver, launcher };
+    let options = glake_agent::Options {
+        file,
+        path: None,
+        socket: socket.clone(),
+        meter: Arc::new(meter),
+        driver,
+        launcher,
+        stops_workers: false,
+    };
     let (ready, is_ready) = std::sync::mpsc::channel();
     std::thread::spawn(move || glake_agent::serve(&options, |_| ready.send(()).unwrap()).unwrap());
     is_ready.recv().unwrap();
