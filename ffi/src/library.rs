@@ -48,12 +48,15 @@ struct Configured {
     preset: Option<Preset>,
     file: Option<PathBuf>,
     overrides: Option<String>,
+    /// Working directory of the call, which relative paths begin at.
+    directory: Option<PathBuf>,
 }
 
 impl Configured {
     fn sources(&self) -> Result<Sources, glake_runtime::config::ConfigError> {
-        let (preset, file) = (self.preset, self.file.clone());
-        let sources = Sources { preset, file, environment: Environment::of_process(), flags: Vec::new() };
+        let (preset, file, directory) = (self.preset, self.file.clone(), self.directory.clone());
+        let environment = Environment::of_process();
+        let sources = Sources { preset, file, environment, flags: Vec::new(), directory };
         match &self.overrides {
             Some(overrides) => sources.with_overrides("configuration", overrides),
             None => Ok(sources),
@@ -212,6 +215,7 @@ pub unsafe extern "C" fn glake_configure(
             preset: preset.map(str::parse).transpose().map_err(Failure::invalid)?,
             file: file.map(PathBuf::from),
             overrides: overrides.map(str::to_owned),
+            directory: std::env::current_dir().ok(),
         };
         configured.sources().and_then(|sources| sources.load()).map_err(Failure::invalid)?;
         let mut slot = CONFIGURED.lock();

@@ -15,7 +15,6 @@ use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, MeterError};
 use glake_units::Bytes;
 use glake_wire::{ActivityView, Hello, Peer, ToAgent};
-use rustix::process::Rlimit;
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
@@ -26,7 +25,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{ConnectionError, PageReading};
 use crate::checkpoints::CheckpointRunner;
-use crate::host::{OwnChildren, adopts_orphans, epoch, is_stopped, raise_descriptors, reap_orphans};
+use crate::host::{OpenFiles, OwnChildren, adopts_orphans, epoch, is_stopped, reap_orphans};
 use crate::journal::{Journal, JournalRecord};
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
@@ -43,6 +42,8 @@ pub(crate) const METER_INTERVAL: Duration = Duration::from_secs(1);
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections before their first frame.
 const MOST_GREETINGS: usize = 1024;
+/// Interval of looks at the socket's file, which a program that cleans the folder may remove.
+const SOCKET_INTERVAL: Duration = Duration::from_secs(15);
 /// Pause of accepting connections while no descriptor is available.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -189,17 +190,18 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
     if let Err(error) = options.file.check_server(&gpus, Bytes::ZERO) {
         tracing::warn!(target: "glake::agent", %error, "the file does not fit this server");
     }
-    let limit = raise_descriptors();
+    let files = OpenFiles::raise();
     let activated = listenfd::ListenFd::from_env().take_unix_listener(0).ok().flatten();
     let listener = match activated {
         Some(socket) => Listener::adopt(socket, &options.socket)?,
         None => Listener::bind(&options.socket)?,
     };
+    let listener = Rc::new(listener);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let over = LocalSet::new().block_on(&runtime, async {
         listener.socket.set_nonblocking(true)?;
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
-        let daemon = Rc::new(Daemon::new(options, gpus.clone(), &listener, limit));
+        let daemon = Rc::new(Daemon::new(options, gpus.clone(), &listener, files));
         daemon.expect(&Journal::read(&listener.journal()));
         daemon.adopt();
         // Before the first grant.
@@ -210,7 +212,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let mut hangup = signal(SignalKind::hangup())?;
         spawn_local(daemon.clone().decide());
-        spawn_local(daemon.clone().accept(socket));
+        spawn_local(daemon.clone().accept(socket, listener.clone()));
         spawn_local(daemon.clone().drive());
         daemon.begin_supervision();
         if adopts_orphans() {
@@ -293,10 +295,10 @@ pub(crate) struct Link {
 }
 
 impl Daemon {
-    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, limit: Rlimit) -> Daemon {
+    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, files: OpenFiles) -> Daemon {
         let own = OwnChildren::default();
         Daemon {
-            children: Children::new(&options.file, &options.launcher, listener.path.clone(), Some(limit)),
+            children: Children::new(&options.file, &options.launcher, listener.path.clone(), files),
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
             meters: Meters::new(options.meter.clone()),
             begun: Instant::now(),
@@ -557,12 +559,39 @@ impl Daemon {
         }
     }
 
-    async fn accept(self: Rc<Self>, socket: UnixListener) {
+    /// Creates the socket again if its file is missing.
+    fn restore_socket(&self, listener: &Listener, has_warned: &mut bool) -> Option<UnixListener> {
+        let socket = match listener.restore() {
+            Ok(socket) => socket?,
+            Err(error) => {
+                if !std::mem::replace(has_warned, true) {
+                    tracing::warn!(target: "glake::agent", %error, "the agent's socket was removed: nobody can connect until the agent is started again");
+                }
+                return None;
+            }
+        };
+        let listening = socket.set_nonblocking(true).and_then(|()| UnixListener::from_std(socket));
+        tracing::warn!(target: "glake::agent", socket = %listener.path.display(), is_back = listening.is_ok(), "the agent's socket was removed: it is created again");
+        listening.ok()
+    }
+
+    async fn accept(self: Rc<Self>, mut socket: UnixListener, listener: Rc<Listener>) {
         // A spare descriptor, released to accept and close a connection when no other is left.
         let mut spare = std::fs::File::open("/dev/null").ok();
-        let mut is_short = false;
+        let (mut is_short, mut has_warned) = (false, false);
+        let mut look_at = Instant::now() + SOCKET_INTERVAL;
         loop {
-            match socket.accept().await {
+            let accepted = tokio::select! {
+                accepted = socket.accept() => accepted,
+                () = sleep_until(look_at) => {
+                    look_at = Instant::now() + SOCKET_INTERVAL;
+                    if let Some(restored) = self.restore_socket(&listener, &mut has_warned) {
+                        socket = restored;
+                    }
+                    continue;
+                }
+            };
+            match accepted {
                 Ok((stream, _)) => {
                     is_short = false;
                     if self.greetings.get() < MOST_GREETINGS {

@@ -47,15 +47,53 @@ pub(crate) fn epoch() -> u64 {
     u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(1).max(1)
 }
 
-/// Raises the limit of open files, because a worker takes three descriptors. Returns the previous limit.
-pub(crate) fn raise_descriptors() -> Rlimit {
-    let before = getrlimit(Resource::Nofile);
-    let mut limit = before;
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(target: "glake::agent", %error, "the limit of open files cannot be raised");
+/// Number of low descriptors kept for a start.
+const SPARE: usize = 16;
+
+/// Limit of open files: raised for the agent, because a worker takes three descriptors, and the original one for the processes that it
+/// starts. Some programs allocate tables of the limit's size, or use `select`.
+#[derive(Debug)]
+pub(crate) struct OpenFiles {
+    original: Rlimit,
+    raised: Rlimit,
+    /// Open files with low numbers, which a start needs below the original limit.
+    spare: RefCell<Vec<File>>,
+}
+
+impl OpenFiles {
+    /// Raises the limit of this process.
+    pub(crate) fn raise() -> OpenFiles {
+        let original = getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: original.maximum, ..original };
+        let files = OpenFiles { original, raised, spare: RefCell::default() };
+        files.keep_spare();
+        files.set(raised);
+        files
     }
-    before
+
+    fn set(&self, limit: Rlimit) {
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
+            tracing::debug!(target: "glake::agent", %error, "the limit of open files cannot be changed");
+        }
+    }
+
+    fn keep_spare(&self) {
+        if self.original.current != self.raised.current {
+            let spare = std::iter::repeat_with(|| File::open("/dev/null")).take(SPARE).map_while(Result::ok);
+            self.spare.replace(spare.collect());
+        }
+    }
+
+    /// Calls a function under the original limit, which new processes inherit. To change the limit of a process after its start would be
+    /// too late: it may have read the limit already. Other threads that need a descriptor meanwhile may get none.
+    pub(crate) fn with_original<T>(&self, start: impl FnOnce() -> T) -> T {
+        self.spare.take();
+        self.set(self.original);
+        let started = start();
+        self.set(self.raised);
+        self.keep_spare();
+        started
+    }
 }
 
 /// Flag of close-on-exec descriptors in `/proc/self/fdinfo`.

@@ -1,7 +1,8 @@
 //! Start of a worker: its process, the processes that descend from it, and the record of starts.
 //!
 //! The process learns the agent's socket and its own name, with which it joins. Otherwise it is independent of the agent: it has its own
-//! process group, no input, and holds its log file itself, so that it survives the agent.
+//! process group, no input, and holds its log file itself, so that it survives the agent. Its signals have their defaults and none is blocked.
+//! Its working directory, mask of permissions and limits are those with which the agent was started.
 //!
 //! Processes of one start are recognized by their process group, which is the first process's number, and by the start number in their
 //! environment: a launcher gives ranks their own groups, and a program that sets a process title overwrites its environment. A process that
@@ -21,11 +22,11 @@ use glake_arbiter::node::{STARTED_WITH, Worker};
 use glake_meter::ProcessStat;
 use glake_wire::Peer;
 use rustix::fs::{Access, access};
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal, prlimit};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
-use crate::host::{read_whole, write_whole};
+use crate::host::{OpenFiles, read_whole, write_whole};
 use crate::logs;
 
 /// Environment variables that systemd set for the agent only.
@@ -94,13 +95,13 @@ pub enum LaunchError {
 }
 
 impl Launcher {
-    /// Starts a worker's process. `limit`: original limit of open files of the agent.
+    /// Starts a worker's process.
     pub(crate) fn spawn(
         &self,
         worker: &Worker,
         socket: &Path,
         mark: &str,
-        limit: Option<Rlimit>,
+        files: &OpenFiles,
     ) -> Result<Child, LaunchError> {
         let Some((program, arguments)) = worker.command.split_first() else {
             return Err(LaunchError::Program {
@@ -120,15 +121,13 @@ impl Launcher {
         let told = [socket.as_os_str(), worker.name.as_ref(), mark.as_ref()];
         command.envs(STARTED_WITH.into_iter().zip(told));
         let os = |source| LaunchError::Os { program: program.clone(), source };
-        command.stderr(log.try_clone().map_err(os)?).stdout(log);
         // A missing program gets a better message than the operating system's.
-        let child = command.spawn().map_err(|source| find(worker).err().unwrap_or_else(|| os(source)))?;
-        // The agent raised its own limit; some programs allocate tables of the limit's size, so workers get the original one.
-        let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        if let (Some(pid), Some(limit)) = (pid, limit) {
-            let _ = prlimit(Some(pid), Resource::Nofile, limit);
-        }
-        Ok(child)
+        let child = files.with_original(|| {
+            // The numbers of these copies are below the original limit, as `posix_spawn` demands.
+            command.stderr(log.try_clone()?).stdout(log.try_clone()?);
+            command.spawn()
+        });
+        child.map_err(|source| find(worker).err().unwrap_or_else(|| os(source)))
     }
 }
 

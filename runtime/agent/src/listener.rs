@@ -67,10 +67,24 @@ impl Listener {
             Ok(_) => return Err(ListenError::Other(path.to_owned())),
             Err(_) => {}
         }
-        let socket = UnixListener::bind(path).map_err(|error| os(path, error))?;
-        // Until then, the folder keeps other users out.
-        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| os(path, error))?;
+        let socket = create(path)?;
         Ok(Listener { socket, path: path.to_owned(), _lock: lock, is_own: true })
+    }
+
+    /// Creates the socket again if its file was removed, for example by a program that cleans the folder. A socket of systemd stays removed,
+    /// because systemd holds it too.
+    ///
+    /// # Errors
+    /// [`ListenError`]: no client can connect until the agent is started again.
+    pub(crate) fn restore(&self) -> Result<Option<UnixListener>, ListenError> {
+        match fs::symlink_metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => return Ok(None),
+        }
+        if !self.is_own {
+            return Err(os(&self.path, io::ErrorKind::NotFound.into()));
+        }
+        create(&self.path).map(Some)
     }
 
     /// Adopts a listening socket from systemd.
@@ -110,6 +124,13 @@ impl Drop for Listener {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+fn create(path: &Path) -> Result<UnixListener, ListenError> {
+    let socket = UnixListener::bind(path).map_err(|error| os(path, error))?;
+    // Until then, the folder keeps other users out.
+    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| os(path, error))?;
+    Ok(socket)
 }
 
 /// Returns the path of an agent's file beside its socket. Its name includes the socket's whole name, because sockets in one folder may
@@ -344,6 +365,24 @@ mod tests {
         assert!(!path.exists());
         fs::write(&path, "mine").unwrap();
         assert!(matches!(Listener::bind(&path), Err(ListenError::Other(_))));
+    }
+
+    #[test]
+    fn a_removed_socket_is_created_again() {
+        let base = tempfile::tempdir().unwrap();
+        fs::set_permissions(base.path(), Permissions::from_mode(0o700)).unwrap();
+        let path = base.path().join("agent.sock");
+        let mut listener = Listener::bind(&path).unwrap();
+        assert!(listener.restore().unwrap().is_none());
+        fs::remove_file(&path).unwrap();
+        let again = listener.restore().unwrap().unwrap();
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        again.accept().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        // A socket of systemd is not this process's to create.
+        listener.is_own = false;
+        fs::remove_file(&path).unwrap();
+        assert!(listener.restore().is_err() && !path.exists());
     }
 
     #[test]

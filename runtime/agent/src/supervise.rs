@@ -15,14 +15,14 @@ use glake_arbiter::GpuId;
 use glake_arbiter::node::{NodeFile, Start};
 use glake_meter::ProcessStat;
 use glake_wire::{Peer, WorkerRow};
-use rustix::process::{Rlimit, Signal, geteuid};
+use rustix::process::{Signal, geteuid};
 use tokio::process::Child;
 use tokio::sync::Notify;
 use tokio::task::{spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::daemon::{Daemon, dead};
-use crate::host::epoch;
+use crate::host::{OpenFiles, epoch};
 use crate::launch::{Family, LaunchError, Launcher, StartRecord, Starts};
 use crate::listener::{Listener, beside, has_ended, start_of};
 use crate::supervisor::{Act, GRACE, Progress, Supervisor, View};
@@ -46,8 +46,7 @@ pub(crate) struct Children {
     starts: RefCell<Starts>,
     families: RefCell<HashMap<String, Family>>,
     count: Cell<u64>,
-    /// Original limit of open files of the agent.
-    limit: Option<Rlimit>,
+    files: OpenFiles,
     /// Signals an event of the supervisor.
     told: Notify,
     /// Whether the tasks for started workers run.
@@ -64,7 +63,7 @@ enum Watch {
 }
 
 impl Children {
-    pub(crate) fn new(file: &NodeFile, launcher: &Launcher, socket: PathBuf, limit: Option<Rlimit>) -> Self {
+    pub(crate) fn new(file: &NodeFile, launcher: &Launcher, socket: PathBuf, files: OpenFiles) -> Self {
         Children {
             supervisor: RefCell::new(Supervisor::new(file)),
             starts: RefCell::new(Starts::read(beside(&socket, "starts"))),
@@ -72,7 +71,7 @@ impl Children {
             socket,
             families: RefCell::default(),
             count: Cell::new(0),
-            limit,
+            files,
             told: Notify::new(),
             is_supervised: Cell::new(false),
         }
@@ -255,7 +254,7 @@ impl Daemon {
 
     /// Starts a worker, after recording the start.
     fn launch(self: &Rc<Self>, name: &str) -> Result<u32, LaunchError> {
-        let Children { launcher, socket, starts, count, limit, .. } = &self.children;
+        let Children { launcher, socket, starts, count, files, .. } = &self.children;
         let find = |file: &NodeFile| file.workers.iter().find(|worker| worker.name == name).cloned();
         let worker = self.ask(|agent| find(agent.roster.file()));
         let worker = worker.ok_or_else(|| LaunchError::Record(std::io::ErrorKind::NotFound.into()))?;
@@ -263,7 +262,7 @@ impl Daemon {
         let mark = format!("{}-{}", epoch(), count.get());
         let mut start = StartRecord { name: name.to_owned(), mark: mark.clone(), peer: None };
         starts.borrow_mut().put(start.clone()).map_err(LaunchError::Record)?;
-        let child = launcher.spawn(&worker, socket, &mark, *limit).inspect_err(|_| {
+        let child = launcher.spawn(&worker, socket, &mark, files).inspect_err(|_| {
             starts.borrow_mut().remove(name);
         })?;
         let pid = child.id().unwrap_or_default();

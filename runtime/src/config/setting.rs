@@ -118,6 +118,17 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
+    /// A relative path without a working directory.
+    #[error("{key} is {}, and the working directory is not known ({source}); give the path from the root", path.display())]
+    WorkingDirectory {
+        /// Key of the setting.
+        key: &'static str,
+        /// Path in the setting.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: std::io::Error,
+    },
     /// Syntax error: the file is not TOML.
     #[error("{}:{line}: not TOML: {reason}", path.display())]
     Syntax {

@@ -19,6 +19,8 @@ pub struct Sources {
     pub environment: Environment,
     /// Flags, which override all other sources.
     pub flags: Vec<Setting>,
+    /// Folder that relative paths begin at; `None`: the working directory.
+    pub directory: Option<PathBuf>,
 }
 
 impl Sources {
@@ -47,6 +49,7 @@ impl Sources {
             settings.extend(self::settings(&path, preset.text())?);
         }
         if let Some(path) = self.file_in_effect() {
+            let path = self.directory.as_ref().map_or(path.clone(), |folder| folder.join(&path));
             settings.extend(self::settings(&path, &read(&path)?)?);
         }
         let mut variables = self.environment.settings()?;
@@ -66,7 +69,23 @@ impl Sources {
             line: 0,
             reason: error.message().to_owned(),
         })?;
-        Ok(Config { launch: Launch::of(&self.environment), ..config })
+        let mut config = Config { launch: Launch::of(&self.environment), ..config };
+        self.make_absolute("tiers.files", &mut config.tiers.files)?;
+        self.make_absolute("transfer.calibrations", &mut config.transfer.calibrations)?;
+        Ok(config)
+    }
+
+    /// Makes the path of a setting absolute: the program may change its working directory before the path is used, or between two uses.
+    fn make_absolute(&self, key: &'static str, path: &mut Option<PathBuf>) -> Result<(), ConfigError> {
+        let Some(path) = path.as_mut().filter(|path| path.is_relative() && !path.as_os_str().is_empty())
+        else {
+            return Ok(());
+        };
+        let directory = self.directory.clone().map_or_else(std::env::current_dir, Ok);
+        let directory =
+            directory.map_err(|source| ConfigError::WorkingDirectory { key, path: path.clone(), source })?;
+        *path = directory.join(&*path);
+        Ok(())
     }
 }
 
@@ -169,6 +188,7 @@ mod tests {
                 .into_iter()
                 .collect(),
             flags: vec![Setting::flag("--device", "device.choice", "cuda")],
+            directory: None,
         };
         let config = sources.load().unwrap();
         std::fs::remove_file(path).unwrap();
@@ -188,6 +208,23 @@ mod tests {
         let config = Sources { environment, ..Sources::default() }.load().unwrap();
         std::fs::remove_file(path).unwrap();
         assert_eq!(config.pool.limit, Some(Bytes::gib(3)));
+    }
+
+    #[test]
+    fn paths_keep_their_meaning_if_the_working_directory_changes() {
+        let path = written("paths.toml", "tiers.files = \"f\"\ntransfer.calibrations = \"../c\"\n");
+        let file = Some(path.clone());
+        let config = Sources { file: file.clone(), ..Sources::default() }.load().unwrap();
+        let here = std::env::current_dir().unwrap();
+        let paths = (config.tiers.files.unwrap(), config.transfer.calibrations.unwrap());
+        assert_eq!(paths, (here.join("f"), here.join("../c")));
+        // The file is named by a relative path too.
+        let directory = path.parent().map(Path::to_owned);
+        let named = Sources { file: path.file_name().map(PathBuf::from), directory, ..Sources::default() };
+        assert_eq!(named.load().unwrap().tiers.files, Some(path.with_file_name("f")));
+        std::fs::remove_file(path).unwrap();
+        let empty = Sources::default().with_overrides("test", "transfer.calibrations = \"\"\n").unwrap();
+        assert_eq!(empty.load().unwrap().transfer.calibrations, Some(PathBuf::new()));
     }
 
     #[test]

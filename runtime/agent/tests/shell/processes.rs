@@ -83,6 +83,7 @@ fn supervised() {
     println!("group {}", rustix::process::getpgrp() == rustix::process::getpid());
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     println!("limit {:?}", limit.current);
+    println!("directory {}", std::env::current_dir().unwrap().display());
     eprintln!("said on the other stream too");
     Puppet::new(&name, socket, folder.join("meter"), Bytes::gib(1)).run_alone();
 }

@@ -84,6 +84,8 @@ fn workers_of_the_file_are_started_and_have_nothing_of_the_agent_s() {
         assert_eq!(descriptors.len(), 4, "{descriptors:?}");
         let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         assert!(said.contains(&format!("limit {own:?}\n")), "{said}");
+        let directory = std::env::current_dir().unwrap();
+        assert!(said.contains(&format!("directory {}\n", directory.display())), "{said}");
     }
     use std::os::unix::fs::PermissionsExt as _;
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -140,6 +142,23 @@ fn all_workers_are_stopped_with_the_agent_and_after_its_death() {
     node.agent.signal(Signal::TERM);
     node.agent.hear("ended").unwrap();
     assert!(pids.iter().all(|pid| !lives(*pid)));
+}
+
+/// The agent has more descriptors than its original limit allows, and the worker's first instruction sees that limit.
+#[test]
+fn workers_start_with_the_original_limit_of_open_files() {
+    let limits =
+        script("limited", "ulimit -Sn; ulimit -Hn").replace("[[worker]]", "[[worker]]\nstart = \"request\"");
+    let mut node = node(&[limits]);
+    node.restart_under(&["sh", "-c", "ulimit -Sn 40; ulimit -Hn 2000; exec \"$0\" \"$@\""]);
+    let workers: Vec<_> = (0..20).map(|number| node.joined(&format!("w{number} 1GiB"))).collect();
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", node.agent.child.id())).unwrap().count();
+    assert!(descriptors > 60, "{descriptors}");
+    let error = node.ask(Ask::Start { worker: "limited".to_owned() }).unwrap_err();
+    assert!(error.contains("exit 0"), "{error}");
+    let said = said(&node, "limited");
+    assert!(said.starts_with("40\n2000\n"), "{said}");
+    drop(workers);
 }
 
 /// As process 1 of a container, the agent is the parent of all orphans.

@@ -148,6 +148,7 @@ impl Global {
             file: self.config.clone(),
             environment,
             flags: device.into_iter().chain(log).collect(),
+            directory: None,
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Thread that talks to the agent: connects, sends hello, sends and receives messages, and reconnects if the connection is lost.
 //!
-//! Workers that wait for memory without an agent take it one after the other, under a lock of all workers ([`Turn`]).
+//! Workers that wait for memory without an agent take it one after the other, under a lock of all workers ([`Turns`]).
 
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,11 +60,11 @@ impl Session {
     /// Runs until the threads must stop or a first attempt fails for good.
     pub(super) fn run(&self) {
         let begin = Instant::now();
-        let (mut back_off, mut turn, mut has_warned) = (BackOff::default(), None, false);
+        let (mut back_off, mut turns, mut has_warned) = (BackOff::default(), Turns::default(), false);
         while !self.is_over() {
             match self.join() {
                 Ok(mut connection) => {
-                    (back_off, turn, has_warned) = (BackOff::default(), None, false);
+                    (back_off, turns, has_warned) = (BackOff::default(), Turns::default(), false);
                     self.handle.set_outcome(Ok(()), true);
                     self.serve(&mut connection);
                     // Before its number can be reused by another file: a forked child closes it by number.
@@ -89,7 +90,7 @@ impl Session {
                     }
                 }
             }
-            self.help_itself(&mut turn);
+            self.help_itself(&mut turns);
             self.wait(back_off.next());
         }
     }
@@ -511,13 +512,13 @@ impl Session {
 
     /// Takes the wanted memory itself if uses have waited too long without an agent and no other worker does so now. The driver's free
     /// memory limits it.
-    fn help_itself(&self, turn: &mut Option<Turn>) {
+    fn help_itself(&self, turns: &mut Turns) {
         let (wanting, is_over) = {
             let state = self.handle.lock();
             (state.ledger.orphaned(Instant::now()), !state.ledger.is_urgent())
         };
         if is_over {
-            *turn = None;
+            *turns = Turns::default();
         }
         // All memory evicted there: several refills may wait, each for a part of it.
         let missing = |held: &Holding| {
@@ -532,10 +533,10 @@ impl Session {
         if missing.is_empty() {
             return;
         }
-        if turn.is_none() {
-            match Turn::take(&self.path) {
-                Ok(Some(taken)) => *turn = Some(taken),
-                Ok(None) => return,
+        if turns.held.is_none() {
+            match turns.take(&self.path, Instant::now()) {
+                Ok(true) => {}
+                Ok(false) => return,
                 Err(error) => {
                     tracing::debug!(target: "glake::agent", %error, "no turn among those without an agent");
                     return;
@@ -617,26 +618,88 @@ impl BackOff {
     }
 }
 
-/// Exclusive turn among all workers that lost the agent of a socket; ends on drop.
+/// Time for which a worker waits for the turn of another one: a stopped process, and any other.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(30)];
+
+/// Turns among all workers that lost the agent of a socket. One worker at a time has the turn, the lock of a file beside the socket, in which
+/// it writes its identity. A worker that has waited too long for the same other one goes to the next file, which has turns of its own: the
+/// other one may be stopped, and takes no memory meanwhile. If it goes on later, two workers take memory at a time, each as far as the GPU
+/// has it.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// Turn of this worker.
+    held: Option<Turn>,
+    /// Number of files whose turns were given up.
+    skipped: u32,
+    /// Holder that this worker waits for, and the begin of the wait.
+    waits: Option<(Option<Peer>, Instant)>,
+}
+
+impl Turns {
+    /// Takes the turn. Returns whether this worker has it.
+    ///
+    /// # Errors
+    /// The operating system's error; no worker can take a turn then.
+    fn take(&mut self, socket: &Path, now: Instant) -> std::io::Result<bool> {
+        let holder = match Turn::take(socket, self.skipped)? {
+            Ok(turn) => {
+                self.held = Some(turn);
+                return Ok(true);
+            }
+            Err(holder) => holder,
+        };
+        let since = match self.waits {
+            Some((known, since)) if known == holder => since,
+            _ => self.waits.insert((holder, now)).1,
+        };
+        let process = |peer: Peer| ProcessStat::of(peer.pid).ok().filter(|found| found.start == peer.start);
+        let is_stopped = holder.and_then(process).is_some_and(|process| process.is_stopped());
+        let [stopped, any] = PATIENCE;
+        if now.saturating_duration_since(since) >= if is_stopped { stopped } else { any } {
+            tracing::warn!(
+                target: "glake::agent", pid = holder.map_or(0, |holder| holder.pid), is_stopped,
+                "another worker without an agent has its turn for too long: it is not waited for"
+            );
+            (self.skipped, self.waits) = (self.skipped + 1, None);
+        }
+        Ok(false)
+    }
+}
+
+/// Exclusive turn of a worker; ends on drop.
 #[derive(Debug)]
-pub(super) struct Turn {
+struct Turn {
     file: File,
 }
 
 impl Turn {
-    /// Takes the turn; `None` if another worker has it.
-    ///
-    /// # Errors
-    /// The operating system's error; no worker can take a turn then.
-    pub(super) fn take(socket: &Path) -> std::io::Result<Option<Turn>> {
+    /// Takes the turn of a file; `Err`: the worker that has it, if known.
+    fn take(socket: &Path, number: u32) -> std::io::Result<Result<Turn, Option<Peer>>> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".orphans");
-        let path = PathBuf::from(path);
+        if number > 0 {
+            path.push(format!(".{number}"));
+        }
         let flags = OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDWR;
-        let file = File::from(open(&path, flags, Mode::RUSR | Mode::WUSR)?);
+        let mut file = File::from(open(&PathBuf::from(path), flags, Mode::RUSR | Mode::WUSR)?);
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Turn { file })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Ok(()) => {
+                let pid = std::process::id();
+                let start = ProcessStat::of(pid).map_or(0, |process| process.start);
+                // Without it, others wait longer for this worker.
+                let written = file.set_len(0).and_then(|()| write!(file, "{pid} {start} "));
+                written.unwrap_or_default();
+                Ok(Ok(Turn { file }))
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                (&file).take(64).read_to_string(&mut text).unwrap_or_default();
+                let mut numbers = text.split_ascii_whitespace();
+                let peer = || {
+                    Some(Peer { pid: numbers.next()?.parse().ok()?, start: numbers.next()?.parse().ok()? })
+                };
+                Ok(Err({ peer }()))
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -673,11 +736,50 @@ mod orphan_tests {
     #[test]
     fn one_at_a_time_has_the_turn() {
         let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("agent.sock");
-        let turn = Turn::take(&socket).unwrap().unwrap();
-        assert!(Turn::take(&socket).unwrap().is_none());
-        drop(turn);
-        assert!(Turn::take(&socket).unwrap().is_some());
-        assert!(Turn::take(Path::new("/nowhere/agent.sock")).is_err());
+        let (socket, now) = (folder.path().join("agent.sock"), Instant::now());
+        let (mut first, mut second) = (Turns::default(), Turns::default());
+        assert!(first.take(&socket, now).unwrap());
+        assert!(!second.take(&socket, now).unwrap());
+        drop(first);
+        assert!(second.take(&socket, now + PATIENCE[1]).unwrap());
+        assert!(Turns::default().take(Path::new("/nowhere/agent.sock"), now).is_err());
+    }
+
+    /// A process that was stopped during its turn.
+    #[test]
+    fn a_turn_that_does_not_end_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, now) = (folder.path().join("agent.sock"), Instant::now());
+        let mut holder = Turns::default();
+        assert!(holder.take(&socket, now).unwrap());
+        let mut others = [Turns::default(), Turns::default()];
+        for other in &mut others {
+            assert!(!other.take(&socket, now).unwrap());
+            assert!(!other.take(&socket, now + PATIENCE[1] - Duration::from_millis(1)).unwrap());
+        }
+        let late = now + PATIENCE[1];
+        let taken = others.each_mut().map(|other| {
+            assert!(!other.take(&socket, late).unwrap(), "it goes to the next file");
+            other.take(&socket, late).unwrap()
+        });
+        assert_eq!(taken, [true, false], "one at a time there too");
+        others[0] = Turns::default();
+        assert!(others[1].take(&socket, late).unwrap());
+        // A stopped holder is given up early.
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        while !ProcessStat::of(child.id()).unwrap().is_stopped() {
+            std::thread::yield_now();
+        }
+        let start = ProcessStat::of(child.id()).unwrap().start;
+        let mut path = socket.clone().into_os_string();
+        path.push(".orphans");
+        std::fs::write(path, format!("{} {start} ", child.id())).unwrap();
+        let mut other = Turns { skipped: 0, ..Turns::default() };
+        assert!(!other.take(&socket, now).unwrap() && other.skipped == 0);
+        assert!(!other.take(&socket, now + PATIENCE[0]).unwrap() && other.skipped == 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }
