@@ -29,6 +29,8 @@ class Budgets(unittest.TestCase):
         for text, expected in (("60GiB", 60 << 30), ("1.5 GiB", 3 << 29), ("512mib", 512 << 20), ("80GB", 80 * 10**9), ("1000", 1000), (1 << 20, 1 << 20), (2e9, 2 * 10**9)):
             self.assertEqual(self.of(text), expected)
         self.assertIsNone(self.of(None))
+        with self.assertRaisesRegex(ValueError, 'write "20GiB"'):
+            self.of("20G")
         for wrong in ("", "GiB", "60 GiBs", "-1GiB", 0, -5, True, float("nan"), "0", [1], b"1GiB", {}, 1j, float("inf")):
             with self.assertRaises(ValueError, msg=repr(wrong)):
                 self.of(wrong)

@@ -34,16 +34,14 @@ pub enum DeviceChoice {
     Sim {
         /// Name (`h20x8`) or file of a topology; `None`: `h200x4`, the measured server.
         topology: Option<String>,
-        /// Absolute path of the folder through which processes share the GPUs; `None`: each process has its own GPUs.
+        /// Absolute path of the folder through which processes share the GPUs, from the working directory if it is given as a relative one; `None`: each process has its own GPUs.
         shared: Option<PathBuf>,
     },
 }
 
 /// Error: the text is not a [`DeviceChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} is not a device: write auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER, the folder's path from the root"
-)]
+#[error("{text:?} is not a device: write auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER")]
 pub struct DeviceChoiceError {
     /// Rejected text.
     pub text: String,
@@ -53,23 +51,26 @@ impl FromStr for DeviceChoice {
     type Err = DeviceChoiceError;
 
     fn from_str(text: &str) -> Result<Self, DeviceChoiceError> {
-        // A folder begins with a slash, so that a topology's file may have an @ in its name.
-        let (device, shared) = match text.rsplit_once("@/") {
+        // The name of a topology's file may have an @ too.
+        let (device, folder) = match text.rsplit_once("@/") {
             Some((device, folder)) => (device, Some(Path::new("/").join(folder))),
-            None => (text, None),
+            None if text.ends_with(".toml") => (text, None),
+            None => match text.rsplit_once('@') {
+                Some((device, folder)) => (device, Some(PathBuf::from(folder))),
+                None => (text, None),
+            },
         };
+        // Processes with other working directories share the folder by this text.
+        let refused = || DeviceChoiceError { text: text.to_owned() };
+        let shared = folder.map(std::path::absolute).transpose().map_err(|_| refused())?;
         match (device, device.strip_prefix("sim:"), shared) {
             ("auto", _, None) => Ok(DeviceChoice::Auto),
             ("cuda", _, None) => Ok(DeviceChoice::Cuda),
             ("sim", _, shared) => Ok(DeviceChoice::Sim { topology: None, shared }),
-            // What is behind an @ was to be a folder, but for that of a file's name.
-            (_, Some(name), None) if name.contains('@') && !name.ends_with(".toml") => {
-                Err(DeviceChoiceError { text: text.to_owned() })
-            }
             (_, Some(name), shared) if !name.trim().is_empty() => {
                 Ok(DeviceChoice::Sim { topology: Some(name.to_owned()), shared })
             }
-            _ => Err(DeviceChoiceError { text: text.to_owned() }),
+            _ => Err(refused()),
         }
     }
 }
@@ -122,6 +123,20 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_is_absolute() {
+        let here = std::env::current_dir().unwrap();
+        for (text, topology, folder) in [
+            ("sim@gpus", None, "gpus"),
+            ("sim:h20x8@./run/gpus", Some("h20x8"), "run/gpus"),
+            ("sim@/x", None, "/x"),
+        ] {
+            let shared = Some(here.join(folder));
+            let wanted = DeviceChoice::Sim { topology: topology.map(str::to_owned), shared };
+            assert_eq!(text.parse(), Ok(wanted), "{text}");
+        }
+    }
+
+    #[test]
     fn refuses_everything_else() {
         for text in [
             "",
@@ -133,8 +148,8 @@ mod tests {
             "auto@/x",
             "cuda@/x",
             "sim:@/x",
-            "sim@x",
-            "sim:h20x8@x",
+            "sim@",
+            "sim:h20x8@",
         ] {
             assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
         }

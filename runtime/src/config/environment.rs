@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use toml::Value;
 
+use super::setting::respelled;
 use super::{ConfigError, Origin, Setting};
 
 /// Environment variables of a process. Only [`Environment::of_process`] reads the real ones.
@@ -149,6 +150,7 @@ impl Environment {
                     key: (*name).to_owned(),
                     value: format!("{shown:?}"),
                     allowed: variable.allowed,
+                    instead: respelled(&shown, variable.allowed),
                 };
                 let value = raw.to_str().and_then(variable.read).ok_or_else(refused)?;
                 let setting = set(variable.key, value.clone(), name);

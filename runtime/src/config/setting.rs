@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use glake_units::Bytes;
 use toml::{Table, Value};
 
 use super::knob::{allowed_beside, is_table, removed};
@@ -91,8 +92,21 @@ impl Setting {
             Origin::Variable(name) | Origin::Flag(name) => name.to_owned(),
             Origin::Line { .. } => key.to_owned(),
         };
-        ConfigError::BadValue { origin: self.origin.clone(), key, value: self.value.to_string(), allowed }
+        let instead = respelled(self.value.as_str().unwrap_or_default(), allowed);
+        ConfigError::BadValue {
+            origin: self.origin.clone(),
+            key,
+            value: self.value.to_string(),
+            allowed,
+            instead,
+        }
     }
+}
+
+/// Returns the proposal of a message for a size with another unit; empty if none is allowed, or the value is no size.
+pub(super) fn respelled(value: &str, allowed: &str) -> String {
+    let spelled = Bytes::spelled(value).filter(|_| allowed.contains("MiB"));
+    spelled.map(|spelled| format!("; write {spelled:?}")).unwrap_or_default()
 }
 
 impl fmt::Display for Origin {
@@ -160,7 +174,7 @@ pub enum ConfigError {
         instead: &'static str,
     },
     /// Value of the wrong type or out of range.
-    #[error("{origin}: {key} = {value}: allowed is {allowed}")]
+    #[error("{origin}: {key} = {value}: allowed is {allowed}{instead}")]
     BadValue {
         /// Place of the setting.
         origin: Origin,
@@ -170,6 +184,8 @@ pub enum ConfigError {
         value: String,
         /// Description of allowed values.
         allowed: &'static str,
+        /// Proposal, if the value is a size with another unit; else empty.
+        instead: String,
     },
     /// Conflict: two spellings of one variable have different values.
     #[error(

@@ -17,12 +17,17 @@ pub struct Bytes(u64);
 
 /// Error for text that is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} is not an amount of memory: write bytes (1048576) or a unit of 1024s (512KiB, 16MiB, 32GiB, 2TiB)"
-)]
+#[error("{text:?} is not an amount of memory: write {}", wanted(text))]
 pub struct ParseBytesError {
     /// Text that was rejected.
     pub text: String,
+}
+
+fn wanted(text: &str) -> String {
+    match Bytes::spelled(text) {
+        Some(spelled) => format!("{spelled} (units are of 1024s), or bytes"),
+        None => "bytes (1048576) or a unit of 1024s (512KiB, 16MiB, 32GiB, 2TiB)".to_owned(),
+    }
 }
 
 impl Bytes {
@@ -34,6 +39,26 @@ impl Bytes {
     /// Creates an amount of `bytes` bytes.
     pub const fn new(bytes: u64) -> Self {
         Bytes(bytes)
+    }
+
+    /// Returns the valid spelling of an amount that is written with another unit: `20GiB` for `20GB`, `20G` and `20gib`. Units of 1000s are not
+    /// read, since GMLake's variables and torch mean units of 1024s by the same letters.
+    pub fn spelled(text: &str) -> Option<String> {
+        if text.parse::<Bytes>().is_ok() {
+            return None;
+        }
+        let text = text.trim();
+        let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic())?);
+        let (number, unit) = (number.trim(), unit.to_ascii_lowercase());
+        let unit = match unit.as_str() {
+            "k" | "kb" | "ki" | "kib" => "KiB",
+            "m" | "mb" | "mi" | "mib" => "MiB",
+            "g" | "gb" | "gi" | "gib" => "GiB",
+            "t" | "tb" | "ti" | "tib" => "TiB",
+            _ => return None,
+        };
+        let spelled = format!("{number}{unit}");
+        spelled.parse::<Bytes>().is_ok().then_some(spelled)
     }
 
     /// Creates `n` KiB (2^10 bytes); saturates.
@@ -218,6 +243,29 @@ mod tests {
     fn invalid_amounts_are_refused() {
         for text in ["", "-1", "-1MiB", "12 parsecs", "5GB", "5G", "MiB", "1..5GiB", "99999999999999999999"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn another_unit_s_spelling_is_proposed() {
+        for (text, spelled) in [
+            ("20GB", "20GiB"),
+            ("20G", "20GiB"),
+            ("1.5 gib", "1.5GiB"),
+            ("512mb", "512MiB"),
+            ("7k", "7KiB"),
+            ("2Ti", "2TiB"),
+        ] {
+            let error = text.parse::<Bytes>().unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!(
+                    "{text:?} is not an amount of memory: write {spelled} (units are of 1024s), or bytes"
+                )
+            );
+        }
+        for text in ["-5GB", "GB", "5 parsecs", "1..5G", "5", "5GiB"] {
+            assert_eq!(Bytes::spelled(text), None, "{text}");
         }
     }
 

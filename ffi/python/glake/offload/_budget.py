@@ -44,6 +44,8 @@ def parsed(budget: int | float | str | None, name: str = "budget") -> int | None
     if isinstance(budget, str):
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", budget)
         unit = _UNITS.get(found[2].lower()) if found else None
+        if found and unit is None and found[2].lower() in ("k", "m", "g", "t"):
+            raise ValueError(f'{name} is {budget!r}: write "{found[1]}{found[2].upper()}iB"')
         if found is None or unit is None:
             raise ValueError(f'{name} is {budget!r}: a number of bytes, or a text like "60GiB"')
         budget = float(found[1]) * unit

@@ -17,8 +17,6 @@ const MEASURE: Duration = Duration::from_millis(50);
 
 /// Number of seconds that count.
 const SLOTS: usize = 10;
-/// Utilization in thousandths above which a quantum grows.
-const LIMIT: u32 = 600;
 
 /// Busy time in each of the last ten seconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -39,12 +37,6 @@ impl LinkDuty {
         then.advance(now);
         let busy: Duration = then.busy.iter().sum();
         u32::try_from(busy.as_millis() / SLOTS as u128).unwrap_or(u32::MAX)
-    }
-
-    /// Stretches a quantum by the utilization: unchanged up to 60 %, growing to four times at 90 %.
-    pub(crate) fn stretched(&self, now: Duration, quantum: Duration) -> Duration {
-        let above = self.thousandths(now).saturating_sub(LIMIT).min(300);
-        quantum * (100 + above) / 100
     }
 
     fn advance(&mut self, now: Duration) {
@@ -196,9 +188,7 @@ mod tests {
             duty.add(at(second), Duration::from_millis(900));
         }
         assert_eq!(duty.thousandths(at(14)), 900);
-        assert_eq!(duty.stretched(at(14), at(1)), at(4));
         assert_eq!(duty.thousandths(at(19)), 450);
-        assert_eq!(duty.stretched(at(19), at(1)), at(1));
         assert_eq!(duty.thousandths(at(100)), 0);
     }
 }

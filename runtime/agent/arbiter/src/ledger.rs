@@ -363,11 +363,9 @@ impl Ledger {
         class: Option<i64>,
         whom: Option<GangId>,
     ) -> Choice {
-        let idle = LinkDuty::default();
         Chooser {
             gangs: &self.gangs,
             settings: &self.settings,
-            duty: self.duties.get(&gpu).unwrap_or(&idle),
             now: self.now,
             gpu,
             limit: self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit),

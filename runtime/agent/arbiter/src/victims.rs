@@ -13,7 +13,6 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use crate::gang::{Gang, Share, ShareKey};
-use crate::gpu::LinkDuty;
 use crate::interface::RETRY;
 use crate::{GangId, GpuId, Preempt, Settings, UseState};
 
@@ -42,7 +41,6 @@ pub(crate) struct Take {
 pub(crate) struct Chooser<'a> {
     pub(crate) gangs: &'a BTreeMap<GangId, Gang>,
     pub(crate) settings: &'a Settings,
-    pub(crate) duty: &'a LinkDuty,
     pub(crate) now: Duration,
     pub(crate) gpu: GpuId,
     pub(crate) limit: Bytes,
@@ -205,11 +203,11 @@ impl Chooser<'_> {
         quantum + waiting_in_turn.map_or(Duration::ZERO, longer)
     }
 
-    /// Returns the minimum time for which a worker keeps its memory.
+    /// Returns the minimum time for which a worker keeps its memory. It does not depend on the utilization of the link: longer quanta keep
+    /// first tokens waiting, while the GPU computes for other workers during a refill.
     fn quantum(&self, gang: &Gang) -> Duration {
         let refill = gang.predictions.refill(gang.copied().1, self.settings.link);
-        let quantum = self.settings.least_quantum.max(refill * self.settings.quantum_refills);
-        self.duty.stretched(self.now, quantum)
+        self.settings.least_quantum.max(refill * self.settings.quantum_refills)
     }
 }
 

@@ -31,7 +31,7 @@ const TURN: Duration = Duration::from_secs(10);
 #[command(after_help = HELP)]
 pub struct CheckpointArguments {
     /// Process id, as glake ps shows it
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", allow_negative_numbers = true)]
     pid: u32,
     /// Restore and unlock the process, from any state
     #[arg(long)]

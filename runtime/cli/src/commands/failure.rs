@@ -1,7 +1,9 @@
 //! Failures of commands and their exit codes.
 
+use std::error::Error as _;
 use std::fmt::Display;
 use std::io;
+use std::num::{IntErrorKind, ParseIntError};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -125,8 +127,20 @@ pub(super) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
             let text = text.split("\n\nUsage:").next().unwrap_or_default();
             let text = text.split("\n\nFor more information").next().unwrap_or_default();
             let text = text.trim_start_matches("error: ").replace("\n\n", "; ");
+            let text = match error.source().and_then(|source| source.downcast_ref::<ParseIntError>()) {
+                Some(source) => text.replace(&source.to_string(), whole_number(source)),
+                None => text,
+            };
             Err(Failure::Usage(format!("{}; try --help", one_line(&text))))
         }
+    }
+}
+
+/// Explains why a value is no whole number: no option takes numbers below zero.
+fn whole_number(error: &ParseIntError) -> &'static str {
+    match error.kind() {
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "it is too large",
+        _ => "it is a whole number, 0 or more",
     }
 }
 

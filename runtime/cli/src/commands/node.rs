@@ -131,10 +131,12 @@ pub(super) fn socket(
         .map_or_else(|| find_socket(runtime_dir(environment)).map_err(Failure::usage), Ok)
 }
 
-/// The socket that an option or the configuration names, as it does for workers.
+/// The socket that an option or the configuration names, as it does for workers. An option is relative to the working directory; the
+/// configuration, which processes with other working directories read too, has an absolute path.
 pub(super) fn named_socket(named: Option<&Path>, config: &Config) -> Option<PathBuf> {
     let configured = config.agent.socket.as_deref().filter(|path| !path.as_os_str().is_empty());
-    named.or(configured).map(Path::to_owned)
+    // An empty path is refused where it is used.
+    named.or(configured).map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
 }
 
 pub(super) fn runtime_dir(environment: &Environment) -> Option<&Path> {

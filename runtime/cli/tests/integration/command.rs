@@ -81,12 +81,25 @@ fn help_and_version_are_results() {
 fn a_mistake_in_the_arguments_is_one_line_and_exit_code_2() {
     let scratch = Scratch::new("mistakes");
     let trace = &*scratch.file("t.trace", SMALL);
+    let decimal = &*scratch.file("d.toml", "[pool]\nlimit = \"20GB\"\n");
     let config = &*scratch.file("c.toml", "[pool]\nextend = \"16MiB\"\n");
     for (arguments, says) in [
         (&["frobnicate"][..], "unrecognized subcommand 'frobnicate'"),
         (&["replay"], "<TRACE>"),
         (&["replay", "--policy", "best", trace], "possible values: glake, gmlake, caching, expandable"),
-        (&["replay", "--limit", "5GB", trace], "\"5GB\" is not an amount of memory"),
+        (&["replay", "--limit", "20GB", trace], "\"20GB\" is not an amount of memory: write 20GiB"),
+        (&["replay", "--extent", "16M", trace], "\"16M\" is not an amount of memory: write 16MiB"),
+        (
+            &["replay", "--config", decimal, trace],
+            "pool.limit = \"20GB\": allowed is a size: bytes, or a number and a unit such as \"512MiB\" or \"32GiB\"; write \"20GiB\"",
+        ),
+        (&["checkpoint", "abc"], "'abc' for '<PID>': it is a whole number, 0 or more"),
+        (&["checkpoint", "-5"], "'-5' for '<PID>': "),
+        (&["explain", "--last", "-1"], "'-1' for '--last <N>': it is a whole number, 0 or more"),
+        (&["explain", "--last", "99999999999999999999"], "for '--last <N>': it is too large"),
+        (&["bench", "copy", "--paths", "x"], "'x' for '--paths <N>': it is a whole number, 0 or more"),
+        (&["plan", "--seeds", "1.5", "a", "b"], "'1.5' for '--seeds <N>': it is a whole number, 0 or more"),
+        (&["plan", "--seeds", "0", "a", "b"], "'0' for '--seeds <N>': 0 is not in 1..=10000"),
         (
             &["replay", "--gpu-lag-ms", "-1", trace],
             "'-1' for '--gpu-lag-ms <N>': it is a whole number of milliseconds, 0 or more",
@@ -264,6 +277,18 @@ fn a_plan_that_cannot_be_is_one_line_and_exit_code_2() {
         let (code, error) = refused(&[&["plan"], arguments].concat());
         assert!(code == 2 && error.contains(says), "{arguments:?}: {code} {error}");
     }
+}
+
+#[test]
+fn a_plan_that_draws_nothing_runs_once() {
+    let plan = ["plan", "examples/workers.toml", "examples/requests.csv", "--json", "--policy", "glake"];
+    let output = ran(&[&plan[..], &["--seeds", "3"]].concat());
+    assert!(output.status.success() && output.stdout == ran(&plan).stdout);
+    let error = String::from_utf8(output.stderr).unwrap();
+    let says = "glake: one run instead of 3: without --rate and --assign no seed changes the requests\n";
+    assert_eq!(error, says);
+    let output = ran(&[&plan[..], &["--seeds", "2", "--assign", "zipf:0"]].concat());
+    assert!(output.status.success() && output.stderr.is_empty());
 }
 
 #[test]

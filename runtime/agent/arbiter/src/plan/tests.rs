@@ -45,6 +45,18 @@ fn parking_cuts_the_tail_and_every_request_is_answered() {
     assert!(glake.ttft_p99_high_s >= glake.ttft_p99_s && glake.ttft_p99_low_s <= glake.ttft_p99_s);
 }
 
+/// Twelve workers of 24 GiB with 6 GiB of cache on one GPU with room for four, which two requests a second keep busy.
+#[test]
+fn turns_stay_short_under_overload() {
+    let worker = |n| format!("[[worker]]\nname = \"w{n}\"\nweights = \"24GiB\"\nkv = \"6GiB\"\n");
+    let workers: String = (0..12).map(worker).collect();
+    let file = NodeFile::parse(&format!("[node]\nbudget = \"130GiB\"\n{workers}")).unwrap();
+    let load = Load { rate: Some(2.0), duration: Some(Duration::from_secs(150)), ..drawn() };
+    let overload = figures(&file, load, Policy::Glake, 1, true);
+    let (first, end) = (overload.ttft_p99_s.unwrap(), overload.e2e_p99_s.unwrap());
+    assert!(first <= 5.5 && end <= 60.0 && overload.denied == 0, "{overload:#?}");
+}
+
 #[test]
 fn a_plan_is_deterministic_and_follows_the_trace() {
     let load = Load { rate: None, duration: None, zipf: None, lengths: 1.0 };

@@ -24,8 +24,8 @@ proptest! {
             world.join_asleep(id, Bytes::gib(gib));
         }
         let mut since: BTreeMap<WorkerId, Duration> = BTreeMap::new();
-        // A busy link stretches the quantum four times, and a turn is at most three quanta.
-        let quantum = Settings::default().least_quantum.max(Duration::from_millis(gib * 80)) * 4 * 3;
+        // A turn is at most three quanta.
+        let quantum = Settings::default().least_quantum.max(Duration::from_millis(gib * 80)) * 3;
         let behind = Settings::default().resume_after;
         let bound = (quantum + STEP * 8) * u32::try_from(count).unwrap() + behind;
         let mut longest = Duration::ZERO;

@@ -81,6 +81,22 @@ fn turns_of_alternately_parked_workers_grow() {
     assert!(matches!(world.workers[&WorkerId(runs)].queue[0], Action::Park { .. }));
 }
 
+#[test]
+fn a_busy_link_does_not_lengthen_turns() {
+    let mut world = six(3);
+    wake(&mut world, 0);
+    wake(&mut world, 1);
+    world.does(WorkerId(1), UseState::Capturing);
+    world.pass(MS(10_000));
+    let now = world.now.as_secs();
+    for second in now - 9..=now {
+        world.arbiter.ledger.duties.entry(GPU).or_default().add(Duration::from_secs(second), MS(950));
+    }
+    assert_eq!(takes_its_turn(&mut world, 0, 2, MS(0)).0, MS(0), "0 has run for longer than a quantum");
+    assert!(world.arbiter.link_duty(GPU) > 0.8);
+    assert_eq!(takes_its_turn(&mut world, 2, 0, MS(0)).0, MS(300));
+}
+
 fn parks(world: &World, id: u64) -> (bool, u32) {
     let gang = &world.arbiter.ledger.gangs[&GangId(id)];
     (gang.is_parked, gang.parks)
