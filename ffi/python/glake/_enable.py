@@ -63,7 +63,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
         ValueError: ``backend`` is unknown.
     """
     global _enabled
-    if backend not in (None, "compiled", "pluggable"):
+    if backend is not None and not (isinstance(backend, str) and backend in ("compiled", "pluggable")):
         raise ValueError(f"backend is {backend!r}: write 'compiled', 'pluggable' or None")
     asked = (configuration(config), backend)
     with _guard:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import numbers
-import sys
-from typing import Any, Union
+from typing import Any
 
-from . import _layer, _library, compiled
-from .errors import InvalidError
-
-Device = Union[None, int, str, Any]
+from . import _arguments, _layer, _library, compiled
+from ._arguments import Device
 
 _LINES = (
     ("requested_bytes", "Requested memory"),
@@ -35,7 +31,7 @@ def memory_stats(device: Device = None) -> dict[str, int | float]:
         InvalidError: no such device.
         UnavailableError: the library cannot start.
     """
-    number = index(device)
+    number = _arguments.device(device)
     stats: dict[str, int | float] = json.loads(_library.api().stats_json(number))
     stats.update((f"glake.foreign_{name}", figure) for name, figure in compiled.foreign(number).items())
     return stats
@@ -48,7 +44,7 @@ def memory_summary(device: Device = None) -> str:
         InvalidError: no such device.
         UnavailableError: the library cannot start.
     """
-    number = index(device)
+    number = _arguments.device(device)
     stats = memory_stats(number)
     lines = [f"GLake memory of device {number}", f"{'':24}{'now':>12}{'peak':>12}"]
     for key, label in _LINES:
@@ -87,38 +83,7 @@ def trim(keep: int = 0, device: Device = None) -> int:
         InvalidError: no such device, or ``keep`` is negative.
         DriverError: the driver refused.
     """
-    return int(_library.api().trim(-1 if device is None else index(device), amount(keep, "keep")))
-
-
-def amount(value: Any, name: str) -> int:
-    """Converts a number of bytes; numpy's types are accepted.
-
-    Raises:
-        TypeError: it is no whole number.
-        InvalidError: it is below 0.
-    """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}: a number of bytes")
-    if value < 0:
-        raise InvalidError(f"{name} is {value}: an amount of bytes is 0 or more")
-    return int(value)
-
-
-def index(device: Device) -> int:
-    """Converts the number of a device.
-
-    Raises:
-        ValueError: text that is not "cuda" or "cuda:N".
-    """
-    if device is None:
-        torch = sys.modules.get("torch")
-        return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
-    if isinstance(device, int):
-        return device
-    name, _, number = str(device).partition(":")
-    if name != "cuda" or (number and not number.isdecimal()):
-        raise ValueError(f"device is {device!r}: give an index, 'cuda' or 'cuda:N'")
-    return int(number) if number else index(None)
+    return int(_library.api().trim(-1 if device is None else _arguments.device(device), _arguments.amount(keep, "keep")))
 
 
 def _size(amount: float) -> str:

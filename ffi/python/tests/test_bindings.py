@@ -190,7 +190,7 @@ class Bindings(unittest.TestCase):
 
     def test_what_is_no_amount_is_told(self):
         for call in (glake.lease.set, glake.lease.grant, glake.lease.take):
-            with self.assertRaisesRegex(glake.InvalidError, "bytes is -1: an amount of bytes is 0 or more"):
+            with self.assertRaisesRegex(glake.InvalidError, "bytes is -1: a number of bytes, 0 or more"):
                 call(0, -1)
             with self.assertRaisesRegex(TypeError, "bytes is 0.5: a number of bytes"):
                 call(0, 0.5)
