@@ -20,6 +20,8 @@ Backend = Literal["compiled", "pluggable"]
 
 logger = logging.getLogger("glake")
 
+_GPU = "an NVIDIA GPU with its driver, and GLAKE_DEVICE unset; without a GPU, `glake demo` shows what there is, on a simulated one"
+
 
 @dataclass
 class Enabled:
@@ -79,7 +81,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
         _configure(api, asked[0])
         if torch.cuda.device_count() == 0:
             # Asked only here: opening the driver in a parent would take CUDA away from children that it forks.
-            api.start()
+            _start(api)
             raise TorchError("the driver answers, but torch sees no GPU: look at CUDA_VISIBLE_DEVICES")
         _enabled = _install(torch, api, asked)
     logger.info("glake %s: the %s backend is torch's allocator (%s)", api.version(), _enabled.backend, _enabled.why)
@@ -122,7 +124,15 @@ def _refuse_simulator(config: Config) -> None:
     if isinstance(config, Mapping) and isinstance(table := config.get("device"), Mapping):
         device = table.get("choice", device)
     if str(device).partition(":")[0] == "sim":
-        raise TorchError(f"the device is {device!r}, and torch cannot compute on a simulated GPU's memory: unset GLAKE_DEVICE")
+        raise TorchError(f"the device is {device!r}, and torch cannot compute on simulated memory: glake.enable() needs {_GPU}")
+
+
+def _start(api: ModuleType) -> None:
+    try:
+        api.start()
+    except UnavailableError as error:
+        # The library's advice, the simulator, is none for torch.
+        raise UnavailableError(f"{str(error).partition(';')[0]}: glake.enable() needs {_GPU}") from None
 
 
 def _warn_of_torch_settings() -> None:

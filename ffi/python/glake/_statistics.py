@@ -46,16 +46,17 @@ def memory_summary(device: Device = None) -> str:
     """
     number = _arguments.device(device)
     stats = memory_stats(number)
-    lines = [f"GLake memory of device {number}", f"{'':24}{'now':>12}{'peak':>12}"]
+    own = [key for key in sorted(stats) if key.startswith("glake.")]
+    wide = max(24, *map(len, own))
+    lines = [f"GLake memory of device {number}", f"{'':{wide}}{'now':>12}{'peak':>12}"]
     for key, label in _LINES:
         now, peak = (_size(stats[f"{key}.all.{when}"]) for when in ("current", "peak"))
-        lines.append(f"{label:<24}{now:>12}{peak:>12}")
-    lines.append(f"{'Out of memory':<24}{stats['num_ooms']:>12}")
-    lines.append(f"{'Retries':<24}{stats['num_alloc_retries']:>12}")
-    for key, value in sorted(stats.items()):
-        if key.startswith("glake."):
-            shown = _size(value) if key.endswith("_bytes") else f"{value:,}"
-            lines.append(f"{key:<24}{shown:>12}")
+        lines.append(f"{label:<{wide}}{now:>12}{peak:>12}")
+    lines.append(f"{'Out of memory':<{wide}}{stats['num_ooms']:>12}")
+    lines.append(f"{'Retries':<{wide}}{stats['num_alloc_retries']:>12}")
+    for key in own:
+        shown = _size(stats[key]) if key.endswith("_bytes") or key.startswith("glake.waste_") else f"{stats[key]:,}"
+        lines.append(f"{key:<{wide}}{shown:>12}")
     return "\n".join(lines) + "\n"
 
 

@@ -136,7 +136,12 @@ class Bindings(unittest.TestCase):
         stats = glake.memory_stats(0)
         for key in ("active_bytes.all.peak", "requested_bytes.small_pool.current", "num_ooms", "glake.stitches"):
             self.assertIn(key, stats)
-        self.assertIn("GPU reserved memory", glake.memory_summary(0))
+        table = glake.memory_summary(0).splitlines()[2:]
+        self.assertIn("GPU reserved memory", "\n".join(table))
+        # Columns end at two places, whatever the names.
+        ends = sorted(set(map(len, table)))
+        self.assertEqual((len(ends), ends[1] - ends[0]), (2, 12), table)
+        self.assertLessEqual(ends[1], 80)
         api.free(block)
         api.reset_peaks(0)
         api.reset_totals(0)
