@@ -10,7 +10,9 @@ With an option it prints one path, for other programs::
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 
 import glake_switch
@@ -66,11 +68,20 @@ def _everything() -> int:
 
 def _line(name: str, text: Callable[[], str]) -> bool:
     try:
-        print(f"{name:<8} {text()}")
+        _print(name, text())
         return True
     except Error as error:
-        print(f"{name:<8} {type(error).__name__}: {error}")
+        _print(name, f"{type(error).__name__}: {error}")
         return False
+
+
+def _print(name: str, text: str) -> None:
+    """Prints a line, broken between words on a terminal that is too narrow."""
+    line = f"{name:<8} {text}"
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False)
+    print(line)
 
 
 def _library_line() -> str:
@@ -103,7 +114,8 @@ def _device_line() -> str:
         return "not opened"
     api = _library.api()
     api.start()
-    return f"{api.device_name()}, {api.device_count()} of it"
+    count = api.device_count()
+    return f"{api.device_name()}, {count} GPU{'s' if count != 1 else ''}"
 
 
 if __name__ == "__main__":

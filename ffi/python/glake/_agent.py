@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from . import _library
+from . import _arguments, _library
 
 __all__ = ["join", "leave"]
 
@@ -31,7 +31,13 @@ def join(name: str | None = None, agent: str | os.PathLike[str] | None = None) -
         UnavailableError: no trusted agent answers, or the agent refuses this process; the text says why.
         InvalidError: the name is invalid, or another agent is joined.
     """
-    _library.api().join(name, None if agent is None else os.fspath(agent))
+    if name is not None:
+        _arguments.text(name, "name", "the worker's name")
+    if agent is not None:
+        if not isinstance(agent, (str, os.PathLike)):
+            raise TypeError(f"agent is {agent!r}: the path of the agent's socket, or None")
+        agent = _arguments.text(os.fsdecode(agent), "agent", "the path of the agent's socket")
+    _library.api().join(name, agent)
 
 
 def leave() -> None:

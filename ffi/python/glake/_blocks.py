@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import _library
+from . import _arguments, _library
+from ._arguments import Device
 from ._copies import Stream, handle_of
 from ._disabled import is_disabled, torch_for
-from ._statistics import Device, amount, index
 
 
 def allocate(size: int, *, device: Device = None, stream: Stream = None) -> int:
@@ -30,7 +30,7 @@ def allocate(size: int, *, device: Device = None, stream: Stream = None) -> int:
         TypeError: ``size`` is no whole number, or ``stream`` no stream.
         UnavailableError: the library cannot start.
     """
-    size, number = amount(size, "size"), index(device)
+    size, number = _arguments.amount(size, "size"), _arguments.device(device)
     handle = 0 if stream is None else handle_of(stream)
     if is_disabled():
         return int(torch_for("allocate").cuda.caching_allocator_alloc(size, number, handle)) if size else 0
@@ -42,7 +42,9 @@ def free(address: int) -> None:
 
     Raises:
         InvalidError: no block begins at the address.
+        TypeError: ``address`` is no whole number.
     """
+    address = _arguments.number(address, "address", "the address of a block")
     if not address:
         return
     if is_disabled():

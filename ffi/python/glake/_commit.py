@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _library
 from ._memory import range_of
+from .errors import InvalidError
 
 
 def decommit(tensor: Any) -> int:
@@ -55,5 +56,8 @@ def _asked(call: Callable[[int, int], int], tensor: Any, written: str) -> int:
     part = range_of(tensor, "tensor", written=written)
     try:
         return call(part.address, part.size) if part.size else 0
+    except InvalidError:
+        part.refuse_host("tensor")
+        raise
     finally:
         part.release()

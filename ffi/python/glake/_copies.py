@@ -9,12 +9,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import numbers
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Union, overload
 
-from . import _library
+from . import _arguments, _library
 from ._disabled import copies, is_disabled
 from ._memory import Range, range_of
 
@@ -138,7 +139,7 @@ def copy_list(
         As ``copy_``.
     """
     ranges: list[Range] = []
-    pairs = list(pairs)
+    pairs = _arguments.several(pairs, "pairs", "pairs of a destination and a source")
     for number, pair in enumerate(pairs):
         try:
             dst, src = pair
@@ -166,7 +167,7 @@ def copy_to_all(
     """
     from_ = range_of(src, "src")
     ranges: list[Range] = []
-    for number, dst in enumerate(dsts):
+    for number, dst in enumerate(_arguments.several(dsts, "dsts", "destinations")):
         to = range_of(dst, f"dst {number}", written=_WRITTEN)
         _same_size(to, from_, f"dst {number}", "src")
         ranges.extend((to, from_))
@@ -208,7 +209,7 @@ def multi_path(on: bool = True) -> None:
         InvalidError: the configuration has ``transfer.multi_path = "never"``, or several processes of the program run on this machine.
         UnavailableError: the library cannot start.
     """
-    _library.api().multi_path(on)
+    _library.api().multi_path(_arguments.flag(on, "on"))
 
 
 def copy_stats() -> dict[str, Any]:
@@ -240,11 +241,11 @@ def _same_size(to: Range, from_: Range, to_name: str, from_name: str) -> None:
 
 
 def _flags(priority: str, wait: bool, verify: bool) -> int:
-    if priority not in _PRIORITIES:
-        raise ValueError(f"priority is {priority!r}: 'normal', 'critical' and 'background' are there")
+    level = _arguments.choice(priority, "priority", _PRIORITIES)
+    wait, verify = _arguments.flag(wait, "wait"), _arguments.flag(verify, "verify")
     if verify and not wait:
         raise ValueError("verify needs wait=True: bytes are compared once they are there")
-    return _PRIORITIES[priority] | (_NOW if wait else 0) | (_VERIFY if verify else 0)
+    return level | (_NOW if wait else 0) | (_VERIFY if verify else 0)
 
 
 @contextlib.contextmanager
@@ -279,16 +280,19 @@ def handle_of(stream: Any) -> int:
     Raises:
         TypeError: the object is no stream.
     """
-    if isinstance(stream, int):
-        return stream
+    if isinstance(stream, numbers.Integral):
+        return _arguments.handle(stream, "stream")
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
             return handle
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        _version, handle = protocol() if callable(protocol) else protocol
-        return int(handle)
+        try:
+            _version, handle = protocol() if callable(protocol) else protocol
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"stream has a __cuda_stream__ that is no pair of a version and a handle: {error}") from error
+        return _arguments.handle(handle, "the handle of stream")
     raise TypeError(f"stream is a {type(stream).__name__}: give a torch.cuda.Stream, an object with __cuda_stream__, or a handle")
 
 

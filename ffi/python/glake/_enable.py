@@ -23,6 +23,8 @@ Backend = Literal["compiled", "pluggable"]
 
 logger = logging.getLogger("glake")
 
+_GPU = "an NVIDIA GPU with its driver, and GLAKE_DEVICE unset; without a GPU, `glake demo` shows what there is, on a simulated one"
+
 
 @dataclass
 class Enabled:
@@ -66,7 +68,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
         ValueError: ``backend`` is unknown.
     """
     global _enabled
-    if backend not in (None, "compiled", "pluggable"):
+    if backend is not None and not (isinstance(backend, str) and backend in ("compiled", "pluggable")):
         raise ValueError(f"backend is {backend!r}: write 'compiled', 'pluggable' or None")
     asked = (configuration(config), backend)
     if is_disabled():
@@ -85,7 +87,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
         _configure(api, asked[0])
         if torch.cuda.device_count() == 0:
             # Asked only here: opening the driver in a parent would take CUDA away from children that it forks.
-            api.start()
+            _start(api)
             raise TorchError("the driver answers, but torch sees no GPU: look at CUDA_VISIBLE_DEVICES")
         _enabled = _install(torch, api, asked)
     logger.info("glake %s: the %s backend is torch's allocator (%s)", api.version(), _enabled.backend, _enabled.why)
@@ -128,10 +130,15 @@ def _refuse_simulator(config: Config) -> None:
     if isinstance(config, Mapping) and isinstance(table := config.get("device"), Mapping):
         device = table.get("choice", device)
     if str(device).partition(":")[0] == "sim":
-        raise TorchError(
-            f"the device is {device!r}, and torch cannot compute on a simulated GPU's memory: torch programs need a GPU. "
-            "Where there is one, unset GLAKE_DEVICE and device.choice; without one, glake demo, glake replay and glake bench run on simulated GPUs"
-        )
+        raise TorchError(f"the device is {device!r}, and torch cannot compute on simulated memory: glake.enable() needs {_GPU}")
+
+
+def _start(api: ModuleType) -> None:
+    try:
+        api.start()
+    except UnavailableError as error:
+        # The library's advice, the simulator, is none for torch.
+        raise UnavailableError(f"{str(error).partition(';')[0]}: glake.enable() needs {_GPU}") from None
 
 
 def _warn_of_torch_settings() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
-from . import _library, _waiting
+from . import _arguments, _library, _waiting
 from ._waiting import REFUSE, WHEN_CLOSED, WhenClosed
 from .errors import ClosedError, StateError
 from .reports import GateState
@@ -151,12 +151,11 @@ class active:
     """
 
     def __init__(self, *tags: str, when_closed: WhenClosed = "refill", timeout: float | None = None) -> None:
-        if when_closed not in WHEN_CLOSED:
-            raise ValueError(f"when_closed is {when_closed!r}: 'refill', 'hold' and 'refuse' are there")
-        self._tags = tags
+        _arguments.choice(when_closed, "when_closed", WHEN_CLOSED)
+        self._tags = tuple(_arguments.tags(tags))
         self._when_closed: WhenClosed = when_closed
         self._timeout = timeout
-        self._timeout_ms = -1 if timeout is None else _waiting.milliseconds(timeout)
+        self._timeout_ms = -1 if timeout is None else _arguments.milliseconds(timeout)
         self._open: list[_Block] = []
 
     def __enter__(self) -> active:
@@ -194,6 +193,8 @@ class active:
         self.__exit__(kind, error, trace)
 
     def __call__(self, function: Function) -> Function:
+        _arguments.function(function, "the decorated object", "glake.active() decorates functions")
+
         def fresh() -> active:
             return active(*self._tags, when_closed=self._when_closed, timeout=self._timeout)
 

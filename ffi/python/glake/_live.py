@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -40,6 +41,7 @@ def live(tensor: Any, ranges: Ranges | Callable[[], Ranges] | None) -> None:
     try:
         found = api.find(part.address)
         if found is None:
+            part.refuse_host("tensor")
             raise InvalidError("tensor is no memory of GLake's, or it was freed")
         base, block = int(found[0]), int(found[1])
         start, size = part.address - base, part.size
@@ -49,6 +51,7 @@ def live(tensor: Any, ranges: Ranges | Callable[[], Ranges] | None) -> None:
         api.live_ranges(base, None)
         return
     if not callable(ranges):
+        _check(ranges)
         api.live_ranges(base, _of_block(ranges, start, size, block))
         return
     told = ranges
@@ -56,9 +59,27 @@ def live(tensor: Any, ranges: Ranges | Callable[[], Ranges] | None) -> None:
     api.live_callback(base, lambda: _of_block(told(), start, size, block))
 
 
+def _check(ranges: Any) -> None:
+    """Checks that these are ranges.
+
+    Raises:
+        TypeError: they are not.
+    """
+    if not isinstance(ranges, Iterable) or isinstance(ranges, (str, bytes)):
+        raise TypeError(f"ranges is {ranges!r}: pairs of bytes, the first and the end, or a function that returns them, or None")
+
+
+def _pair(pair: Any) -> tuple[int, int]:
+    try:
+        first, end = pair
+        return operator.index(first), operator.index(end)
+    except (TypeError, ValueError):
+        raise TypeError(f"a range is {pair!r}: a pair of bytes, the first and the end") from None
+
+
 def _of_block(ranges: Ranges, start: int, size: int, block: int) -> list[tuple[int, int]]:
     """Converts ranges of a tensor to ranges of its block, including the bytes around the tensor."""
-    found = [(int(first), int(end)) for first, end in ranges]
+    found = [_pair(pair) for pair in ranges]
     for first, end in found:
         if not 0 <= first <= end <= size:
             raise InvalidError(f"bytes {first} to {end} do not lie in the tensor: it has {size}")

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from . import _library
+from .errors import InvalidError
 
 
 class Range:
@@ -47,6 +48,15 @@ class Range:
         self.size = size
         self.device = device
         self.stream = stream
+
+    def refuse_host(self, name: str) -> None:
+        """Raises if the bytes lie in host memory, for calls to which the address meant nothing.
+
+        Raises:
+            InvalidError: they do.
+        """
+        if self._export is not None or (self.of_torch and self.device is None):
+            raise InvalidError(f"{name} lies in host memory: give a tensor or an array in GPU memory of GLake's")
 
     def release(self) -> None:
         """Releases the memory to its owner. Repeated calls do nothing."""

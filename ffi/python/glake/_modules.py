@@ -10,7 +10,7 @@ import logging
 import sys
 from typing import Any
 
-from . import _regions
+from . import _arguments, _regions
 from ._safepoint import safepoint
 
 _logger = logging.getLogger("glake")
@@ -75,8 +75,13 @@ def follow(module: Any, *, safepoints: bool = False) -> Following:
 
     Returns:
         The handle that removes the hooks.
+
+    Raises:
+        TypeError: it is no module.
     """
-    return Following(module, safepoints)
+    if isinstance(module, type) or not hasattr(module, "register_forward_pre_hook"):
+        raise TypeError(f"module is a {type(module).__name__}: give the torch.nn.Module")
+    return Following(module, _arguments.flag(safepoints, "safepoints"))
 
 
 def _first(part: Any, hook: Any) -> Any:

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from . import _gate, _library
+from . import _arguments, _gate, _library
 from ._copies import Stream, handle_of
 from ._enable import enabled
 from ._memory import range_of
-from ._statistics import index
-from ._waiting import milliseconds
+from .errors import InvalidError
 from .reports import HookEvent, MemoryUsage, RefillReport, RegionState, ShrinkReport
 
 logger = logging.getLogger("glake")
@@ -63,6 +62,8 @@ class Region:
             prepare(self.tag)
 
     def __call__(self, function: Function) -> Function:
+        _arguments.function(function, "the decorated object", "glake.region() decorates functions")
+
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
@@ -95,14 +96,12 @@ def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clea
 
     Raises:
         InvalidError: the tag is reserved or empty, or its region was defined with another policy.
-        ValueError: no such policy.
+        InvalidError: no such policy.
     """
-    if policy not in _POLICIES:
-        raise ValueError(f"policy is {policy!r}: 'keep', 'sealed' and 'discard' are there")
-    if host_copy not in _HOST_COPIES:
-        raise ValueError(f"host_copy is {host_copy!r}: 'drop', 'retain' and 'prepare' are there")
-    _library.api().region_define(tag, _POLICIES[policy], _HOST_COPIES[host_copy] | (_CLEAN if clean else 0))
-    return Region(tag, policy, host_copy, clean)
+    kept, copied = _arguments.choice(policy, "policy", _POLICIES), _arguments.choice(host_copy, "host_copy", _HOST_COPIES)
+    is_clean = _arguments.flag(clean, "clean")
+    _library.api().region_define(_arguments.tag(tag), kept, copied | (_CLEAN if is_clean else 0))
+    return Region(tag, policy, host_copy, is_clean)
 
 
 class Plain:
@@ -172,7 +171,7 @@ def seal(tag: str, strict: bool = False) -> None:
     Raises:
         InvalidError: no such region, or its policy is not "sealed".
     """
-    _library.api().region_seal(tag, strict)
+    _library.api().region_seal(_arguments.tag(tag), _arguments.flag(strict, "strict"))
 
 
 def unseal(tag: str) -> None:
@@ -181,7 +180,7 @@ def unseal(tag: str) -> None:
     Raises:
         InvalidError: no such region.
     """
-    _library.api().region_unseal(tag)
+    _library.api().region_unseal(_arguments.tag(tag))
 
 
 def prepare(tag: str) -> None:
@@ -191,7 +190,7 @@ def prepare(tag: str) -> None:
         InvalidError: no such region.
         OutOfMemoryError: the budget or the host's memory is exhausted.
     """
-    _library.api().region_prepare(tag)
+    _library.api().region_prepare(_arguments.tag(tag))
 
 
 def shrink(
@@ -227,8 +226,7 @@ def shrink(
         DriverError: the driver or the disk refused; otherwise like OutOfMemoryError.
     """
     _gate.refuse_inside("shrink")
-    within = None if timeout is None else milliseconds(timeout)
-    report: ShrinkReport = _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=within)
+    report: ShrinkReport = _asked("shrink", tags, bytes, timeout, tier=_arguments.text(tier, "tier", "a place"), verify=verify)
     if any(row["freed"] and row["tag"].startswith("graph ") for row in report["regions"]) and _nccl_registers_graphs():
         logger.warning(_REGISTERED)
         report["warnings"].append(_REGISTERED)
@@ -261,8 +259,7 @@ def refill(
         OutOfMemoryError: the GPU's memory is in use by others. The part refilled by then stays; free some memory, and call again.
         DriverError: the driver or the disk refused, or a digest does not match; otherwise like OutOfMemoryError.
     """
-    within = None if timeout is None else milliseconds(timeout)
-    report: RefillReport = _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=within)
+    report: RefillReport = _asked("refill", tags, bytes, timeout, wait=wait, verify=verify)
     return report
 
 
@@ -279,10 +276,10 @@ def wait(tag: str, stream: Stream = None) -> None:
         OutOfMemoryError: the GPU's memory is in use by others.
     """
     torch = sys.modules.get("torch")
-    device = index(getattr(stream, "device_index", None))
+    device = _arguments.device(getattr(stream, "device_index", None))
     if stream is None and torch is not None and torch.cuda.is_initialized():
         stream = torch.cuda.current_stream(device)
-    _library.api().region_wait(tag, device, 0 if stream is None else handle_of(stream))
+    _library.api().region_wait(_arguments.tag(tag), device, 0 if stream is None else handle_of(stream))
 
 
 def order(tags: Sequence[str]) -> None:
@@ -291,7 +288,7 @@ def order(tags: Sequence[str]) -> None:
     Raises:
         InvalidError: no such region.
     """
-    _library.api().region_order(list(tags))
+    _library.api().region_order(_arguments.tags(tags))
 
 
 def fix(memory: Any) -> None:
@@ -364,9 +361,8 @@ def hooks(before: Hook | None = None, after: Hook | None = None, timeout: float 
     hold Python's lock. None removes a hook. The end of the program waits for hooks that run, as for threads, and calls none after that.
     """
     for name, hook in (("before", before), ("after", after)):
-        if hook is not None and not callable(hook):
-            raise TypeError(f"{name} is {hook!r}: a function of one argument, or None")
-    within = milliseconds(timeout)
+        _arguments.optional_function(hook, name, "a function of one argument")
+    within = _arguments.milliseconds(timeout)
     if before is not None or after is not None:
         _end_with_python()
     _library.api().hooks_set(_hook(before), _hook(after), within)
@@ -387,11 +383,19 @@ def _hook(hook: Hook | None) -> Callable[[str], None] | None:
     return told
 
 
-def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more: Any) -> Any:
-    wanted = {name: value for name, value in more.items() if value is not None}
+def _asked(move: str, tags: str | Iterable[str] | None, bytes: int | str | None, timeout: float | None, **more: Any) -> Any:
+    """Calls ``shrink`` or ``refill`` of the library."""
+    wanted: dict[str, Any] = {}
+    for name, value in more.items():
+        if value is not None:
+            wanted[name] = value if name == "tier" else _arguments.flag(value, name)
     if tags is not None:
-        wanted["tags"] = [tags] if isinstance(tags, str) else list(tags)
-    return json.loads(call(json.dumps(wanted)))
+        wanted["tags"] = _arguments.tags(tags)
+    if bytes is not None:
+        wanted["bytes"] = _arguments.text(bytes, "bytes", "a size") if isinstance(bytes, str) else _arguments.amount(bytes, "bytes")
+    if timeout is not None:
+        wanted["timeout_ms"] = _arguments.milliseconds(timeout)
+    return json.loads(getattr(_library.api(), move)(json.dumps(wanted)))
 
 
 def _fixed(memory: Any, fixed: bool) -> None:
@@ -402,6 +406,9 @@ def _fixed(memory: Any, fixed: bool) -> None:
     part = range_of(memory, "memory")
     try:
         _library.api().region_fix(part.address, fixed)
+    except InvalidError:
+        part.refuse_host("array")
+        raise
     finally:
         part.release()
 

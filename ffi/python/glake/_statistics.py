@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import numbers
-import sys
-from typing import Any, Union
+from typing import Any
 
-from . import _layer, _library, compiled
+from . import _arguments, _layer, _library, compiled
+from ._arguments import Device
 from ._disabled import is_disabled, torch_for
-from .errors import InvalidError
-
-Device = Union[None, int, str, Any]
 
 _LINES = (
     ("requested_bytes", "Requested memory"),
@@ -36,7 +32,7 @@ def memory_stats(device: Device = None) -> dict[str, int | float]:
         InvalidError: no such device.
         UnavailableError: the library cannot start.
     """
-    number = index(device)
+    number = _arguments.device(device)
     if is_disabled():
         return dict(torch_for("memory_stats").cuda.memory_stats(number))
     stats: dict[str, int | float] = json.loads(_library.api().stats_json(number))
@@ -51,20 +47,21 @@ def memory_summary(device: Device = None) -> str:
         InvalidError: no such device.
         UnavailableError: the library cannot start.
     """
-    number = index(device)
+    number = _arguments.device(device)
     if is_disabled():
         return str(torch_for("memory_summary").cuda.memory_summary(number))
     stats = memory_stats(number)
-    lines = [f"GLake memory of device {number}", f"{'':24}{'now':>12}{'peak':>12}"]
+    own = [key for key in sorted(stats) if key.startswith("glake.")]
+    wide = max(24, *map(len, own))
+    lines = [f"GLake memory of device {number}", f"{'':{wide}}{'now':>12}{'peak':>12}"]
     for key, label in _LINES:
         now, peak = (_size(stats[f"{key}.all.{when}"]) for when in ("current", "peak"))
-        lines.append(f"{label:<24}{now:>12}{peak:>12}")
-    lines.append(f"{'Out of memory':<24}{stats['num_ooms']:>12}")
-    lines.append(f"{'Retries':<24}{stats['num_alloc_retries']:>12}")
-    for key, value in sorted(stats.items()):
-        if key.startswith("glake."):
-            shown = _size(value) if key.endswith("_bytes") else f"{value:,}"
-            lines.append(f"{key:<24}{shown:>12}")
+        lines.append(f"{label:<{wide}}{now:>12}{peak:>12}")
+    lines.append(f"{'Out of memory':<{wide}}{stats['num_ooms']:>12}")
+    lines.append(f"{'Retries':<{wide}}{stats['num_alloc_retries']:>12}")
+    for key in own:
+        shown = _size(stats[key]) if key.endswith("_bytes") or key.startswith("glake.waste_") else f"{stats[key]:,}"
+        lines.append(f"{key:<{wide}}{shown:>12}")
     return "\n".join(lines) + "\n"
 
 
@@ -96,38 +93,7 @@ def trim(keep: int = 0, device: Device = None) -> int:
     """
     if is_disabled():
         torch_for("trim").cuda.empty_cache()
-    return int(_library.api().trim(-1 if device is None else index(device), amount(keep, "keep")))
-
-
-def amount(value: Any, name: str) -> int:
-    """Converts a number of bytes; numpy's types are accepted.
-
-    Raises:
-        TypeError: it is no whole number.
-        InvalidError: it is below 0.
-    """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}: a number of bytes")
-    if value < 0:
-        raise InvalidError(f"{name} is {value}: an amount of bytes is 0 or more")
-    return int(value)
-
-
-def index(device: Device) -> int:
-    """Converts the number of a device.
-
-    Raises:
-        ValueError: text that is not "cuda" or "cuda:N".
-    """
-    if device is None:
-        torch = sys.modules.get("torch")
-        return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
-    if isinstance(device, int):
-        return device
-    name, _, number = str(device).partition(":")
-    if name != "cuda" or (number and not number.isdecimal()):
-        raise ValueError(f"device is {device!r}: give an index, 'cuda' or 'cuda:N'")
-    return int(number) if number else index(None)
+    return int(_library.api().trim(-1 if device is None else _arguments.device(device), _arguments.amount(keep, "keep")))
 
 
 def _size(amount: float) -> str:

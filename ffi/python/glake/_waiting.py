@@ -13,14 +13,13 @@ for each set of tags and each way to wait, and its thread ends with the last who
 from __future__ import annotations
 
 import asyncio
-import numbers
 import os
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
 from . import _library
-from .errors import ClosedError, Error, InvalidError, TimedOutError
+from .errors import ClosedError, Error, TimedOutError
 
 WhenClosed = Literal["refill", "hold", "refuse"]
 
@@ -31,20 +30,6 @@ _HOLD_MS = 100
 
 _lock = threading.Lock()
 _lines: dict[tuple[tuple[str, ...], WhenClosed], _Line] = {}
-
-
-def milliseconds(timeout: float) -> int:
-    """Converts seconds to milliseconds; None is -1.
-
-    Raises:
-        TypeError: it is no number.
-        InvalidError: it is below 0, or no time at all.
-    """
-    if not isinstance(timeout, numbers.Real):
-        raise TypeError(f"timeout is {timeout!r}: seconds, 0 or more, or None")
-    if not 0 <= timeout < float("inf"):
-        raise InvalidError(f"timeout is {timeout}: seconds, 0 or more, or None")
-    return int(timeout * 1000)
 
 
 class _Line:

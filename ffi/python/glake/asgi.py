@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Literal
 
+from . import _arguments
 from ._gate import active, is_wanted, steps_begun
 from ._waiting import WhenClosed
 from .errors import ClosedError, InvalidError, OutOfMemoryError, StateError
@@ -87,21 +88,21 @@ class Gate:
         buffer: int = 16 << 20,
         stall_timeout: float = 5.0,
     ) -> None:
-        if grain not in ("request", "step"):
-            raise InvalidError(f"grain is {grain!r}: 'request' and 'step' are there")
-        if buffer < 0:
-            raise InvalidError(f"buffer is {buffer}: bytes, 0 or more")
-        if not 0 < stall_timeout < float("inf"):
-            raise InvalidError(f"stall_timeout is {stall_timeout}: seconds, more than 0")
-        tags = tuple(tags)
+        _arguments.function(app, "app", "an ASGI application, which is called with scope, receive and send")
+        _arguments.choice(grain, "grain", {"request": None, "step": None})
+        buffer = _arguments.amount(buffer, "buffer")
+        stall_timeout = _arguments.seconds(stall_timeout, "stall_timeout")
+        if stall_timeout == 0:
+            raise InvalidError("stall_timeout is 0: seconds, more than 0")
+        tags = tuple(_arguments.tags(tags))
         # Whether these can be, before the first request.
         active(*tags, when_closed=when_closed, timeout=timeout)
         self._app = app
         self._tags = tags
         self._when_closed: WhenClosed = when_closed
         self._timeout = timeout
-        self._retry_after = retry_after
-        self._exempt = frozenset(exempt)
+        self._retry_after = _arguments.number(retry_after, "retry_after", "seconds, a whole number")
+        self._exempt = frozenset(_arguments.text(path, "a path of exempt", "a path") for path in _arguments.several(exempt, "exempt", "paths"))
         self._grain = grain
         self._buffer = buffer
         self._stall_timeout = stall_timeout

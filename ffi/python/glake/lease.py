@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from . import _library
-from ._statistics import amount
+from ._arguments import amount, device as index, optional_function
 
 __all__ = ["Event", "Watcher", "grant", "set", "take", "watch"]
 
@@ -31,7 +31,7 @@ def set(device: int, bytes: int | None) -> None:
     Raises:
         InvalidError: no such GPU, or ``bytes`` is negative.
     """
-    _library.api().lease_set(device, None if bytes is None else amount(bytes, "bytes"))
+    _library.api().lease_set(index(device), None if bytes is None else amount(bytes, "bytes"))
 
 
 def grant(device: int, bytes: int) -> None:
@@ -40,7 +40,7 @@ def grant(device: int, bytes: int) -> None:
     Raises:
         InvalidError: it has no lease, or ``bytes`` is negative.
     """
-    _library.api().lease_grant(device, amount(bytes, "bytes"))
+    _library.api().lease_grant(index(device), amount(bytes, "bytes"))
 
 
 def take(device: int, bytes: int) -> int:
@@ -52,7 +52,7 @@ def take(device: int, bytes: int) -> int:
     Raises:
         InvalidError: no such GPU, or ``bytes`` is negative.
     """
-    taken: int = _library.api().lease_take(device, amount(bytes, "bytes"))
+    taken: int = _library.api().lease_take(index(device), amount(bytes, "bytes"))
     return taken
 
 
@@ -65,8 +65,7 @@ def watch(callback: Watcher | None) -> None:
     on the thread that caused the event. It may change leases; it must neither move regions nor wait. Its exceptions are reported as
     unraisable.
     """
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback is {callback!r}: a function of three arguments, or None")
+    optional_function(callback, "callback", "a function of three arguments")
     _library.api().lease_watch(callback)
     if callback is not None:
         atexit.unregister(_library.api().hooks_end)

@@ -439,9 +439,12 @@ class Ends(unittest.IsolatedAsyncioTestCase):
                 await cancelled(steps, reads)
 
     def test_bounds_that_are_none(self):
+        async def app(_scope, _receive, _send):
+            pass
+
         for options in ({"buffer": -1}, {"stall_timeout": 0}, {"stall_timeout": float("nan")}, {"stall_timeout": float("inf")}):
             with self.subTest(options), self.assertRaisesRegex(glake.InvalidError, next(iter(options))):
-                glake.asgi.Gate(None, **options)
+                glake.asgi.Gate(app, **options)
 
 
 if __name__ == "__main__":

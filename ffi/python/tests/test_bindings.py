@@ -136,7 +136,12 @@ class Bindings(unittest.TestCase):
         stats = glake.memory_stats(0)
         for key in ("active_bytes.all.peak", "requested_bytes.small_pool.current", "num_ooms", "glake.stitches"):
             self.assertIn(key, stats)
-        self.assertIn("GPU reserved memory", glake.memory_summary(0))
+        table = glake.memory_summary(0).splitlines()[2:]
+        self.assertIn("GPU reserved memory", "\n".join(table))
+        # Columns end at two places, whatever the names.
+        ends = sorted(set(map(len, table)))
+        self.assertEqual((len(ends), ends[1] - ends[0]), (2, 12), table)
+        self.assertLessEqual(ends[1], 80)
         api.free(block)
         api.reset_peaks(0)
         api.reset_totals(0)
@@ -190,7 +195,7 @@ class Bindings(unittest.TestCase):
 
     def test_what_is_no_amount_is_told(self):
         for call in (glake.lease.set, glake.lease.grant, glake.lease.take):
-            with self.assertRaisesRegex(glake.InvalidError, "bytes is -1: an amount of bytes is 0 or more"):
+            with self.assertRaisesRegex(glake.InvalidError, "bytes is -1: a number of bytes, 0 or more"):
                 call(0, -1)
             with self.assertRaisesRegex(TypeError, "bytes is 0.5: a number of bytes"):
                 call(0, 0.5)

@@ -123,6 +123,21 @@ assert glake.backend() == "pluggable"
 
     def test_no_gpu(self):
         self.enable("import torch\ntorch.cuda.devices[0] = 0\nrefused((glake.UnavailableError, glake.TorchError), 'CUDA')")
+        # The simulator is no way out for torch, and the errors of both do not lead from one to the other.
+        for device, sends in (None, "GLAKE_DEVICE=sim"), ("sim", "unset GLAKE_DEVICE"):
+            self.enable(
+                f"""
+import torch
+torch.cuda.devices[0] = 0
+try:
+    glake.enable()
+except glake.Error as error:
+    assert {sends!r} not in str(error), error
+else:
+    raise AssertionError("enabled")
+""",
+                device=device,
+            )
 
     def test_settings_of_torchs_own_allocator(self):
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):

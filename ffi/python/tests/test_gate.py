@@ -107,11 +107,11 @@ class Gate(unittest.TestCase):
 
     def test_times_that_are_none(self):
         for timeout in (-1, float("nan"), float("inf")):
-            for call in (glake.active, lambda timeout: glake.asgi.Gate(None, timeout=timeout)):
+            for call in (glake.active, lambda timeout: glake.asgi.Gate(nothing, timeout=timeout)):
                 with self.assertRaisesRegex(glake.InvalidError, "timeout is .*: seconds, 0 or more, or None"):
                     call(timeout=timeout)
         with self.assertRaisesRegex(ValueError, "when_closed is 'refus'"):
-            glake.asgi.Gate(None, when_closed="refus")
+            glake.asgi.Gate(nothing, when_closed="refus")
 
     def test_functions(self):
         tag, arrays = made()

@@ -12,6 +12,7 @@ import weakref
 from types import TracebackType
 from typing import Any
 
+from .._arguments import flag
 from . import _dynamo, _report
 from ._memory import Cuda, Memory
 from ._others import Others
@@ -387,4 +388,4 @@ def activations(module: Any = None, *, least: int = LEAST, replay: bool = False)
         ValueError: ``least`` is below 0.
         TypeError: ``module`` is not a module.
     """
-    return Activations(module, least, replay=replay)
+    return Activations(module, least, replay=flag(replay, "replay"))

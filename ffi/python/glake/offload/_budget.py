@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import re
 import threading
 import time
@@ -58,9 +59,9 @@ class Offloaded(Activations):
     """Result of ``glake.offload(model, ...)``: ``remove()`` removes its hooks, ``report()`` describes its passes."""
 
     def __init__(self, module: Any, budget: int | float | str | None, preset: str, least: int, memory: Memory | None = None) -> None:
-        if preset == "hidden":
+        if isinstance(preset, str) and preset == "hidden":
             raise ValueError("preset 'hidden' was removed: use 'fit' with a budget")
-        if preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
         self._bytes, self._preset = parsed(budget), preset
         # The GPU that the budget is of, from when it was asked for until it is taken off.
@@ -99,7 +100,7 @@ class Offloaded(Activations):
             with contextlib.suppress(UnavailableError):
                 self._packer.site.ask(device, None, "memory")
 
-    def report(self, plot: str | None = None) -> _report.Report:
+    def report(self, plot: str | os.PathLike[str] | None = None) -> _report.Report:
         """Returns ``glake.offload.report`` for this module alone."""
         return _report.of([self], plot)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -54,7 +55,9 @@ class Report(dict[str, Any]):
         return "\n".join(lines)
 
 
-def of(which: Iterable[Site], plot: str | None = None) -> Report:
+def of(which: Iterable[Site], plot: str | os.PathLike[str] | None = None) -> Report:
+    if plot is not None and not isinstance(plot, (str, os.PathLike)):
+        raise TypeError(f"plot is {plot!r}: the path of a file, or None")
     told = [site.told(plot is not None) for site in which]
     if plot is not None:
         from . import _plot
@@ -69,7 +72,7 @@ def of(which: Iterable[Site], plot: str | None = None) -> Report:
     return Report(**json.loads(_library.api().offload_stats_json()), **dataclasses.asdict(counts), sites=told)
 
 
-def report(plot: str | None = None) -> Report:
+def report(plot: str | os.PathLike[str] | None = None) -> Report:
     """Reports the bytes offloaded now, and since the start of the process.
 
     Args:
@@ -91,6 +94,7 @@ def report(plot: str | None = None) -> Report:
 
     Raises:
         ValueError: there is no plan to draw.
+        TypeError: ``plot`` is no path.
     """
     return of(sorted(sites, key=lambda site: site.number), plot)
 
