@@ -66,10 +66,10 @@ pub enum RegionError {
         /// Location of the copy.
         place: Place,
         /// Addresses and sizes of the live blocks with bytes in the extent.
-        blocks: Vec<(Address, Bytes)>,
+        blocks: Box<[(Address, Bytes)]>,
         /// Defect found in a file; `None`: the digest differs.
         #[source]
-        source: Option<FileError>,
+        source: Option<Box<FileError>>,
     },
     /// The disk could not read a copy. Its file stays, and the extent stays interrupted; all others were refilled.
     #[error("{device}: {size} of region '{tag}' at {address} did not come back: {source}")]
@@ -169,7 +169,7 @@ pub enum RegionError {
     },
 }
 
-fn because(source: &Option<FileError>) -> String {
+fn because(source: &Option<Box<FileError>>) -> String {
     source.as_ref().map_or_else(String::new, |source| format!(" ({source})"))
 }
 

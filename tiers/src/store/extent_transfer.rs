@@ -275,7 +275,15 @@ impl<'a> ExtentTransfer<'a> {
         let (device, tag) = (self.pool.device(), self.tag.to_owned());
         let blocks = self.pool.blocks_in(view.extent);
         let blocks = blocks.iter().map(|block| (block.address, block.size)).collect();
-        RegionError::Damaged { device, tag, address, size: view.size, place, blocks, source }
+        RegionError::Damaged {
+            device,
+            tag,
+            address,
+            size: view.size,
+            place,
+            blocks,
+            source: source.map(Box::new),
+        }
     }
 
     fn unread(&self, view: ExtentView, source: FileError) -> RegionError {

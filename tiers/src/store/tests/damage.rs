@@ -53,7 +53,7 @@ fn a_flipped_byte_is_found_and_the_others_go_on() {
         assert!(source.is_none() && text.contains("load these bytes from their source again"), "{text}");
         assert!((address.0 - fixture.pool.base().0).is_multiple_of(EXTENT.get()), "{address}");
         assert!(!blocks.is_empty());
-        for (block, size) in blocks {
+        for (block, size) in blocks.into_vec() {
             let end = glake_device::Address(block.0 + size.get());
             assert!(block.0 < address.0 + EXTENT.get() && end > address, "{block} is not in the extent");
             assert!(
@@ -124,7 +124,7 @@ fn a_damaged_file_is_found_with_checks_and_without() {
             let RegionError::Damaged { place: Place::File, source: Some(source), .. } = damaged else {
                 panic!("{damaged}")
             };
-            let found = matches!(source, FileError::Damaged { page: 2, .. } | FileError::NotWhole { .. });
+            let found = matches!(*source, FileError::Damaged { page: 2, .. } | FileError::NotWhole { .. });
             assert!(found && !text.contains("without checks"), "{text}");
             let back = fixture.residencies().iter().filter(|found| **found == Residency::NEW).count();
             assert_eq!(back, fixture.residencies().len() - 1);
