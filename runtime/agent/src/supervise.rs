@@ -441,7 +441,7 @@ pub fn stop_started(socket: &Path) -> Result<Vec<String>, StopError> {
         for (name, family) in stopped {
             timeout_at(until, end(&name, family))
                 .await
-                .map_err(|_| StopError::Stuck(stuck(&[name.clone()])))?;
+                .map_err(|_| StopError::Stuck(stuck(std::slice::from_ref(&name))))?;
             names.push(name);
         }
         Ok(names)

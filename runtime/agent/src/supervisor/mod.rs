@@ -453,11 +453,10 @@ impl Supervisor {
     /// Returns the starts under way on a worker's GPUs.
     fn ahead(&self, worker: &SupervisedWorker) -> impl Iterator<Item = (&SupervisedWorker, Up)> {
         let shares = |other: &SupervisedWorker| other.gpus.iter().any(|gpu| worker.gpus.contains(gpu));
-        let ups = self.workers.iter().filter_map(move |other| match other.phase {
+        self.workers.iter().filter_map(move |other| match other.phase {
             Phase::Up(up) if !up.is_started && shares(other) => Some((other, up)),
             _ => None,
-        });
-        ups
+        })
     }
 
     /// Returns the progress of a requested start.

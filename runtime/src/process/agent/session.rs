@@ -681,7 +681,7 @@ impl Turn {
             path.push(format!(".{number}"));
         }
         let flags = OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDWR;
-        let mut file = File::from(open(&PathBuf::from(path), flags, Mode::RUSR | Mode::WUSR)?);
+        let mut file = File::from(open(PathBuf::from(path), flags, Mode::RUSR | Mode::WUSR)?);
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let pid = std::process::id();
