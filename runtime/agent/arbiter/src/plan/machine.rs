@@ -10,7 +10,7 @@ use super::figures::Tally;
 use super::load::Request;
 use super::model::{Gate, HAIR, Model, equal_part};
 use super::policy::{Calibration, Policy, Speeds};
-use super::{MOST_WORK, PlanError};
+use super::{MOST_WORK, PER_STEP, PER_WORKER, PlanError};
 use crate::node::NodeFile;
 use crate::predictions::over;
 use crate::{Action, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, UseState, WorkerId};
@@ -46,7 +46,7 @@ struct Machine<'a> {
     /// End of the unmapping on each GPU; no memory is mapped or copied there meanwhile.
     unmaps: BTreeMap<GpuId, Duration>,
     open: usize,
-    /// Visited workers and running requests so far.
+    /// Work so far, in the units of [`MOST_WORK`].
     work: u64,
     tally: Tally,
 }
@@ -192,7 +192,7 @@ impl Machine<'_> {
     }
 
     fn tell(&mut self, event: Event) {
-        self.work += self.models.len() as u64;
+        self.work += PER_STEP + PER_WORKER * self.models.len() as u64;
         self.actions.extend(self.arbiter.step(event, self.now));
         while let Some(action) = self.actions.pop_front() {
             self.act(&action);

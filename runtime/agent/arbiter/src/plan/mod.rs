@@ -44,8 +44,8 @@ pub enum PlanError {
     },
     /// The simulation takes too long.
     #[error(
-        "the plan was stopped at {at_s:.0} s of its own time, with {left} requests left: it takes more than {MOST_WORK} \
-         steps of workers; give a shorter --duration, fewer workers or shorter --lengths"
+        "the plan was stopped at {at_s:.0} s of its own time, with {left} requests left: it takes too many decisions; give \
+         a shorter --duration, fewer workers or shorter --lengths"
     )]
     TooLong {
         /// Simulated time in seconds.
@@ -55,8 +55,11 @@ pub enum PlanError {
     },
 }
 
-/// Maximum work of a run: the number of simulated events times the number of workers and of their running requests.
-pub const MOST_WORK: u64 = 1 << 30;
+/// Maximum work of a run: each simulated event counts its workers and their running requests, and each decision of the
+/// arbiter counts [`PER_STEP`] and [`PER_WORKER`] for each worker.
+const MOST_WORK: u64 = 1 << 31;
+const PER_STEP: u64 = 256;
+const PER_WORKER: u64 = 16;
 
 /// Upper bound of the search for a density.
 pub const MOST_WORKERS: usize = 256;
