@@ -59,7 +59,7 @@ pub enum PlanError {
 /// arbiter counts [`PER_STEP`] and [`PER_WORKER`] for each worker.
 const MOST_WORK: u64 = 1 << 31;
 const PER_STEP: u64 = 256;
-const PER_WORKER: u64 = 16;
+const PER_WORKER: u64 = 4;
 
 /// Upper bound of the search for a density.
 pub const MOST_WORKERS: usize = 256;
