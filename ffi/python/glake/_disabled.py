@@ -19,18 +19,18 @@ from .errors import InvalidError, TorchError
 
 __all__ = ["Library", "copies", "is_disabled", "torch_for"]
 
-_SHRINK = {"clean": 0, "copied": 0, "freed": 0, "gpu": [], "predicted_refill_seconds": 0.0, "regions": [], "resident": 0}
+_SHRINK: dict[str, Any] = {"clean": 0, "copied": 0, "freed": 0, "gpu": [], "predicted_refill_seconds": 0.0, "regions": [], "resident": 0}
 _SHRINK |= {"seconds": 0.0, "skipped": [], "undefined": 0, "warnings": []}
-_REFILL = {"copied": 0, "evicted": 0, "mapped": 0, "regions": [], "seconds": 0.0}
-_GATE = {"closed": [], "closing": [], "open": True, "parked": 0, "uses": 0}
-_COPIES = {"break_even": 0, "calibrated": False, "lost_copies": 0, "multi_path": False, "native_bytes": 0, "native_copies": 0}
+_REFILL: dict[str, Any] = {"copied": 0, "evicted": 0, "mapped": 0, "regions": [], "seconds": 0.0}
+_GATE: dict[str, Any] = {"closed": [], "closing": [], "open": True, "parked": 0, "uses": 0}
+_COPIES: dict[str, Any] = {"break_even": 0, "calibrated": False, "lost_copies": 0, "multi_path": False, "native_bytes": 0, "native_copies": 0}
 _COPIES |= {"paths": [], "ready": False, "relay_costs": [], "relays": [], "split_copies": 0}
-_OFFLOADED = dict.fromkeys(
+_OFFLOADED: dict[str, int] = dict.fromkeys(
     "busy_us_in busy_us_out bytes_in bytes_out changed copies_in copies_out entries held_bytes hold_waits host_bytes host_pinned_bytes "
     "refused timed_bytes_in timed_bytes_out unchanged unchecked".split(),
     0,
 )
-_SITE = dict.fromkeys("above_budget budget device plan real_exposed_us real_us reserved_bytes unplanned".split())
+_SITE: dict[str, Any] = dict.fromkeys("above_budget budget device plan real_exposed_us real_us reserved_bytes unplanned".split())
 _SITE |= {"beside_bytes": 0, "diverged": 0, "host_room_bytes": 0, "in_gb_s": 0.0, "out_gb_s": 0.0, "passes": 0, "preset": "memory"}
 
 

@@ -407,7 +407,7 @@ def _fixed(memory: Any, fixed: bool) -> None:
     try:
         _library.api().region_fix(part.address, fixed)
     except InvalidError:
-        part.refuse_host("array")
+        part.refuse_host("memory")
         raise
     finally:
         part.release()
@@ -415,12 +415,12 @@ def _fixed(memory: Any, fixed: bool) -> None:
 
 def _pool_of(memory: Any) -> tuple[int, int] | None:
     """Returns the number of a pool of torch's; None for anything else."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    for kind, number in (("MemPool", lambda pool: pool.id), ("CUDAGraph", lambda graph: graph.pool())):
-        if isinstance(memory, getattr(cuda, kind, ())):
-            memory = number(memory)
-    is_number = isinstance(memory, tuple) and len(memory) == 2 and all(isinstance(part, int) for part in memory)
-    return (int(memory[0]), int(memory[1])) if is_number else None
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    pools: Any = getattr(cuda, "MemPool", ())
+    graphs: Any = getattr(cuda, "CUDAGraph", ())
+    pool: Any = memory.id if isinstance(memory, pools) else memory.pool() if isinstance(memory, graphs) else memory
+    is_number = isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(part, int) for part in pool)
+    return (int(pool[0]), int(pool[1])) if is_number else None
 
 
 _REGISTERED = (

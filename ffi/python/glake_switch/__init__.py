@@ -69,7 +69,7 @@ class _Finder:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
-        spec = None
+        spec: Any = None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
@@ -97,7 +97,7 @@ class _Loader:
 
 def _wrap(torch: Any) -> None:
     """Makes the initialisation of CUDA enable GLake first. It runs once in a process, on one thread, under torch's lock."""
-    core = getattr(torch, "_C", None)
+    core: Any = getattr(torch, "_C", None)
     original = getattr(core, "_cuda_init", None)
     if original is None:
         # A torch without CUDA.
@@ -137,7 +137,7 @@ def _package() -> Any:
         import importlib.util
 
         file = os.path.join(_PACKAGE, "__init__.py")
-        spec = importlib.util.spec_from_file_location("glake", file, submodule_search_locations=[_PACKAGE])
+        spec: Any = importlib.util.spec_from_file_location("glake", file, submodule_search_locations=[_PACKAGE])
         glake = importlib.util.module_from_spec(spec)
         sys.modules["glake"] = glake
         try:

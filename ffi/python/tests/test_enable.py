@@ -104,7 +104,7 @@ assert len(records) == 1 and "pluggable" in records[0] and "not possible" in rec
         )
 
     def test_a_simulated_device(self):
-        self.enable('refused(glake.TorchError, "simulated", "torch programs need a GPU", "without one, glake demo")', device="sim:h20x8")
+        self.enable('refused(glake.TorchError, "simulated", "needs an NVIDIA GPU", "`glake demo` shows")', device="sim:h20x8")
         self.enable('refused(glake.TorchError, "simulated", config={"device": {"choice": "sim"}})')
 
     def test_a_configuration_that_does_not_parse(self):

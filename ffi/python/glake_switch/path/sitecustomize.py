@@ -3,7 +3,7 @@ sitecustomize behind it, if there is one, then watches for torch. It leaves no n
 """
 
 
-def _behind(here):
+def _behind(here: str) -> None:
     """Executes the sitecustomize that the interpreter would find without this folder, in place of this module."""
     import importlib.machinery
     import importlib.util
@@ -19,7 +19,7 @@ def _behind(here):
     spec.loader.exec_module(module)
 
 
-def _watch(here):
+def _watch(here: str) -> None:
     import importlib.util
     import os
     import sys
@@ -29,12 +29,13 @@ def _watch(here):
         # By its file: this interpreter may have no package glake.
         folder = os.path.dirname(here)
         spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+        assert spec is not None and spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     sys.modules[name].watch()
 
 
-def _start():
+def _start() -> None:
     import os
 
     here = os.path.dirname(os.path.abspath(__file__))

@@ -1,7 +1,7 @@
 //! `glake plan`.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use glake_replay::plot::{self, Distribution};
 use glake_units::Bytes;
 
 use super::Failure;
-use super::output::{Output, Progress, table};
+use super::output::{Output, Progress, note, table};
 
 /// Arguments of `glake plan`.
 #[derive(Debug, Args)]
@@ -137,7 +137,7 @@ pub(super) fn run(arguments: &PlanArguments, output: &mut Output) -> Result<(), 
     let seeds = asked.seeds();
     if seeds < arguments.seeds {
         let reason = "without --rate and --assign no seed changes the requests";
-        let _ = writeln!(io::stderr(), "glake: one run instead of {}: {reason}", arguments.seeds);
+        note(format_args!("one run instead of {}: {reason}", arguments.seeds));
     }
     let progress = Progress::new(policies.len() as u64 * seeds);
     let (mut figures, mut curves) = (Vec::new(), Vec::new());
