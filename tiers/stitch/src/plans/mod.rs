@@ -312,7 +312,9 @@ impl Release {
     /// Puts everything back in its earlier state.
     pub(super) fn abort(self, heap: &mut Heap, aliases: &mut Aliases) {
         self.ranges.into_iter().for_each(|range| heap.home.put_back(range));
-        for alias in self.aliases {
+        for mut alias in self.aliases {
+            // The domain may have been released meanwhile: a replay of its graph may still use the addresses.
+            alias.point = alias.point.max(heap.home.domains[alias.domain].released.unwrap_or_default());
             aliases.add(alias, heap);
         }
     }

@@ -782,7 +782,7 @@ fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream:
 fn restore(core: &mut Allocator, model: &mut Model) {
     let Some(Checkpoint { domain, claims, owned }) = model.checkpoint.take() else { return };
     let before = core.blocks().of(domain);
-    match core.restore(domain, &claims) {
+    match core.restore(&[(domain, &claims)]) {
         Ok(restored) => {
             assert_eq!(restored.freed, before);
             let stays = |claim: &Claim, block: &LiveBlock| {
@@ -1053,4 +1053,40 @@ fn growth_and_trimming_stay_inside_the_reservation() {
         assert_eq!(core.reserved_bytes(), Bytes::ZERO);
     }
     assert!(offsets.iter().all(|&offset| offset < core.address_space()));
+}
+
+/// The domain, a graph's pool, is released while the driver executes the trim, which then fails.
+#[test]
+fn an_alias_whose_trim_fails_waits_for_the_release_of_its_domain() {
+    use Op::*;
+    let m = |cells, stream, domain| Malloc { cells, stream, domain, abort: false, meanwhile: vec![] };
+    let program = vec![
+        Limit { quarters: 1 },
+        AddDomain { alias: true, lend: true, keep: true, plain: false },
+        m(33, 0, 1),
+        Free { which: 0 },
+        Free { which: 0 },
+        m(1, 0, 0),
+        Limit { quarters: 3 },
+        m(322, 1, 1),
+        Free { which: 583452518128013244 },
+        Close,
+        Malloc { cells: 33, stream: 0, domain: 2, abort: false, meanwhile: vec![Quick::Pass] },
+        m(831, 0, 1),
+        m(257, 1, 0),
+        m(353, 2, 0),
+        AddDomain { alias: false, lend: false, keep: false, plain: false },
+        AddDomain { alias: false, lend: false, keep: false, plain: false },
+        m(1, 0, 0),
+        Free { which: 0 },
+        m(865, 3, 0),
+        Leave { which: 3989112740458461385 },
+        Free { which: 3429782359287743094 },
+        Free { which: 13504791183771450057 },
+        m(225, 0, 2),
+        Left { which: 0 },
+        Trim { keep: 0, abort: true, meanwhile: vec![Quick::Release { which: 1379890016246487552 }] },
+        m(33, 0, 2),
+    ];
+    run(Borrow::Completed, program);
 }
