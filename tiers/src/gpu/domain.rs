@@ -257,11 +257,12 @@ impl Checkpoints<'_> {
         let twin = self.core.plain().twin(domain);
         let (restored, uses) = {
             let mut core = self.core.lock();
+            let mut checkpoints = vec![(domain, &*checkpoint.claims)];
+            checkpoints.extend(twin.map(|twin| (twin, &*checkpoint.plain)));
             let restored = match twin {
-                None => core.restore(domain, &checkpoint.claims),
-                Some(twin) => {
-                    restore_both(&mut core, [domain, twin], [&checkpoint.claims, &checkpoint.plain])
-                }
+                // Released with its domain since.
+                None if !checkpoint.plain.is_empty() => Err(StitchError::UnknownDomain { domain }),
+                _ => core.restore(&checkpoints),
             };
             if let Ok(glake_stitch::Restored { freed, claimed }) = &restored {
                 // A block that stays live keeps its exports.
@@ -280,28 +281,6 @@ impl Checkpoints<'_> {
 
     fn live_block(&self, block: glake_stitch::LiveBlock) -> LiveBlock {
         LiveBlock::of(self.core, block)
-    }
-}
-
-/// Restores a domain and its plain twin, or neither.
-fn restore_both(
-    core: &mut Allocator,
-    [domain, twin]: [DomainId; 2],
-    [claims, plain]: [&[Claim]; 2],
-) -> std::result::Result<glake_stitch::Restored, StitchError> {
-    let before = core.checkpoint(domain)?;
-    let mut restored = core.restore(domain, claims)?;
-    match core.restore(twin, plain) {
-        Ok(glake_stitch::Restored { freed, claimed }) => {
-            restored.freed.extend(freed);
-            restored.claimed.extend(claimed);
-            Ok(restored)
-        }
-        Err(error) => {
-            // The blocks before are claimable: nothing else has used their bytes under the lock.
-            core.restore(domain, &before)?;
-            Err(error)
-        }
     }
 }
 

@@ -377,31 +377,45 @@ impl Allocator {
         blocks.of(domain).iter().map(|block| blocks.claim_of(block)).collect()
     }
 
-    /// Makes exactly the blocks of a checkpoint live in a domain: frees what is live now, claims what was live then.
+    /// Makes exactly the blocks of checkpoints live in their domains: frees what is live now, claims what was live then. Of several domains
+    /// all are restored or none.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`] where a block would be new in a released domain, [`StitchError::Evicted`], or
     /// [`StitchError::NotClaimable`] for a block whose memory is not the domain's any more; the same blocks as before are live then.
-    pub fn restore(&mut self, domain: DomainId, checkpoint: &[Claim]) -> Result<Restored, StitchError> {
-        self.heap.home.extents.all_resident(domain)?;
-        let now = self.checkpoint(domain)?;
-        let freed = self.blocks().of(domain);
-        let (goes, comes) = Claim::differences(&now, checkpoint);
-        if !comes.is_empty() {
-            self.heap.home.domains.active(domain)?;
+    pub fn restore(&mut self, checkpoints: &[(DomainId, &[Claim])]) -> Result<Restored, StitchError> {
+        let mut freed = Vec::new();
+        let (mut goes, mut comes) = (Vec::new(), Vec::new());
+        for &(domain, checkpoint) in checkpoints {
+            self.heap.home.extents.all_resident(domain)?;
+            let now = self.checkpoint(domain)?;
+            let (gone, new) = Claim::differences(&now, checkpoint);
+            if !new.is_empty() {
+                self.heap.home.domains.active(domain)?;
+            }
+            freed.extend(self.blocks().of(domain));
+            goes.push((domain, gone));
+            comes.extend(new.into_iter().map(|claim| (domain, claim)));
         }
-        self.free_all(domain, &goes);
-        for (done, claim) in comes.iter().enumerate() {
-            if let Err(error) = self.claim(domain, claim) {
-                self.free_all(domain, &comes[..done]);
-                for claim in &goes {
+        for (domain, gone) in &goes {
+            self.free_all(*domain, gone);
+        }
+        for (done, (domain, claim)) in comes.iter().enumerate() {
+            if let Err(error) = self.claim(*domain, claim) {
+                for (domain, claim) in &comes[..done] {
+                    self.free_all(*domain, std::slice::from_ref(claim));
+                }
+                for (domain, claim) in
+                    goes.iter().flat_map(|(domain, gone)| gone.iter().map(move |claim| (*domain, claim)))
+                {
                     let again = self.claim_at(domain, claim, Pending::Fine);
                     debug_assert!(again.is_ok(), "the block was live before the restore: {again:?}");
                 }
                 return Err(error);
             }
         }
-        Ok(Restored { freed, claimed: self.blocks().of(domain) })
+        let claimed = checkpoints.iter().flat_map(|(domain, _)| self.blocks().of(*domain)).collect();
+        Ok(Restored { freed, claimed })
     }
 
     /// Makes a block live at one place of a domain if all of its bytes are free, whichever stream may use them. No stream waits.
