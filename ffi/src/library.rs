@@ -24,8 +24,8 @@ use glake_runtime::log;
 use glake_runtime::process::Process;
 use parking_lot::Mutex;
 
-use crate::guard;
 use crate::status::Failure;
+use crate::{guard, region};
 
 /// The started library. Never dropped: its destructor would call the driver, which may be gone by then.
 static PROCESS: OnceLock<Library> = OnceLock::new();
@@ -138,7 +138,9 @@ fn start() -> Result<&'static Process, Failure> {
     if unsafe { libc::atexit(at_exit) } != 0 {
         return Err(Failure::unavailable("the C library takes no more exit handlers"));
     }
-    Ok(&PROCESS.get_or_init(|| Library { process, name }).process)
+    let process = &PROCESS.get_or_init(|| Library { process, name }).process;
+    region::enter_early(process);
+    Ok(process)
 }
 
 fn watch_forks() -> Result<(), Failure> {

@@ -1,13 +1,16 @@
 //! Regions: memory that is evicted when it is not needed, and refilled at the same addresses. Live ranges tell which bytes of a block an eviction
 //! has to keep.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use glake_abi::{
     ByteRange, ContextDrop, GLAKE_HOST_COPY_CLEAN, GLAKE_HOST_COPY_DROP, GLAKE_HOST_COPY_PREPARE,
-    GLAKE_HOST_COPY_RETAIN, GLAKE_POLICY_DISCARD, GLAKE_POLICY_KEEP, GLAKE_POLICY_SEALED, LiveCallback,
+    GLAKE_HOST_COPY_RETAIN, GLAKE_OK, GLAKE_POLICY_DISCARD, GLAKE_POLICY_KEEP, GLAKE_POLICY_SEALED,
+    LiveCallback,
 };
+use glake_runtime::process::Process;
 use glake_tiers::{CopyPolicy, Policy, RegionOptions};
 use glake_units::Bytes;
 
@@ -93,17 +96,38 @@ pub extern "C" fn glake_region_pop() -> i32 {
 /// Makes the calling thread allocate plain memory from now on (`cuMemAlloc`), also for private pools: it has a legacy IPC handle
 /// (`cudaIpcGetMemHandle`), and `cuMemGetAddressRange` returns its whole allocation. It counts like the pool's other memory, never leaves
 /// its GPU, and is neither stitched, shared by `glake_share` nor offloaded. Entries nest; a region that is entered later takes precedence.
+/// Does not start the library: before the start, it takes effect once the same thread starts it.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_plain_push() -> i32 {
     guard::answer(|| {
-        library::process()?.regions().enter_plain();
-        Ok(())
+        match library::started_process()? {
+            Some(process) => process.regions().enter_plain(),
+            None => EARLY.set(EARLY.get() + 1),
+        }
+        Ok::<(), Failure>(())
     })
+}
+
+thread_local! {
+    /// Number of the thread's `glake_plain_push` before the library started.
+    static EARLY: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Repeats what the thread that starts the library entered before.
+pub(crate) fn enter_early(process: &Process) {
+    for _ in 0..EARLY.take() {
+        process.regions().enter_plain();
+    }
 }
 
 /// Reverts the calling thread's last `glake_plain_push`. Does nothing in a forked child and at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_plain_pop() -> i32 {
+    // Entered before another thread started the library.
+    if EARLY.get() > 0 {
+        EARLY.set(EARLY.get() - 1);
+        return GLAKE_OK;
+    }
     library::give_up(|process| Ok(process.regions().leave_plain()?))
 }
 

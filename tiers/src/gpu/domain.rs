@@ -18,9 +18,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use glake_device::{Address, DriverError, ExtentProperties};
-use glake_stitch::{
-    Allocator, Claim, DomainId, DomainOptions, ExtentState, Obstacle, Plan, StitchError, StreamKey,
-};
+use glake_stitch::{Claim, DomainId, DomainOptions, ExtentState, Obstacle, Plan, StitchError, StreamKey};
 use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
@@ -96,8 +94,7 @@ impl Domains<'_> {
             }
             return Ok(twin);
         }
-        let is_there = |twin| self.core.lock().has_domain(twin);
-        Ok(self.core.plain().twin_or(domain, is_there, || self.core.lock().add_domain(options.plain())))
+        Ok(self.core.plain().twin_or(domain, options.plain(), &mut self.core.lock()))
     }
 
     /// Keeps the domain's memory at its addresses from now on.

@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::owned::{Extent, Mapping, PlainMemory, Sequence};
 use glake_device::{Address, DeviceId, DriverError, ExtentProperties, Refusal, Stream};
@@ -37,6 +38,8 @@ pub(super) struct Growth {
     lease: Arc<Lease>,
     /// Extent properties of domains without their own.
     properties: ExtentProperties,
+    /// Whether plain memory waits for the end of a capture to be freed.
+    has_unfreed: AtomicBool,
     held: Mutex<PlanState>,
 }
 
@@ -70,7 +73,8 @@ impl Growth {
         lease: Arc<Lease>,
         properties: ExtentProperties,
     ) -> Self {
-        Growth { core, clock, records, reach, observer, lease, properties, held: Mutex::default() }
+        let (has_unfreed, held) = Default::default();
+        Growth { core, clock, records, reach, observer, lease, properties, has_unfreed, held }
     }
 
     /// Returns the lease that bounds the created memory.
@@ -87,6 +91,16 @@ impl Growth {
     /// Takes the growth lock, even if the pool is poisoned.
     pub(super) fn quiet(&self) -> GrowthGuard<'_> {
         GrowthGuard { growth: self, held: self.held.lock() }
+    }
+
+    /// Frees plain memory that waited for the end of a capture, unless a plan is carried out, which frees it itself.
+    #[inline]
+    pub(super) fn free_late(&self) {
+        if self.has_unfreed.load(Ordering::Relaxed)
+            && let Some(held) = self.held.try_lock()
+        {
+            GrowthGuard { growth: self, held }.free_plain();
+        }
     }
 
     /// Returns the extent properties of domains without their own.
@@ -159,12 +173,14 @@ impl GrowthGuard<'_> {
         let events = self.growth.clock.completion_events();
         // The driver waits for the device: the pool's work on this memory is done, other work may run.
         events.outside_captures(|| unfreed.clear());
+        self.growth.has_unfreed.store(!self.held.unfreed.is_empty(), Ordering::Relaxed);
     }
 
     /// Removes an extent that a plan has released.
     fn release(&mut self, extent: ExtentId) {
         let released = self.held.extents.remove(&extent);
         self.held.unfreed.extend(released.filter(|memory| memory.plain().is_some()));
+        self.growth.has_unfreed.store(!self.held.unfreed.is_empty(), Ordering::Relaxed);
     }
 
     fn plain(&self, extent: ExtentId) -> Option<&PlainMemory> {

@@ -264,7 +264,9 @@ impl GpuPool {
     /// # Errors
     /// The driver's error; no free is lost.
     pub fn tick(&self) -> Result<()> {
-        self.clock.tick()
+        self.clock.tick()?;
+        self.growth.free_late();
+        Ok(())
     }
 
     /// Calls [`CompletionClock::settle`] of the pool's clock.

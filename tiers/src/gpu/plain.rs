@@ -10,14 +10,14 @@
 //! the blocks of a twin as blocks of its domain. Plain extents are counted, limited, leased, lent among streams and released like others.
 //! They are never stitched, moved or shared, and relays have no access to them.
 //!
-//! Invariant: a shift is stored before a block in its extent is handed out, and cleared when the extent is released.
+//! Invariants: the core's lock is taken before that of the twins. A shift is stored before a block in its extent is handed out, and cleared when the extent is released.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use glake_device::Address;
-use glake_stitch::DomainId;
+use glake_stitch::{Allocator, DomainId, DomainOptions};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
@@ -105,16 +105,11 @@ impl Plain {
         twins.iter().find(|(_, twin)| **twin == domain).map_or(domain, |(parent, _)| *parent)
     }
 
-    /// Returns the twin of a domain, made by `make` if there is none. Forgets the twins that `is_there` does not confirm.
-    pub(super) fn twin_or(
-        &self,
-        domain: DomainId,
-        is_there: impl Fn(DomainId) -> bool,
-        make: impl FnOnce() -> DomainId,
-    ) -> DomainId {
+    /// Returns the twin of a domain, added with these options if there is none. Forgets the twins that are gone.
+    pub(super) fn twin_or(&self, domain: DomainId, options: DomainOptions, core: &mut Allocator) -> DomainId {
         let mut twins = self.twins.write();
-        twins.retain(|_, twin| is_there(*twin));
-        *twins.entry(domain).or_insert_with(make)
+        twins.retain(|_, twin| core.has_domain(*twin));
+        *twins.entry(domain).or_insert_with(|| core.add_domain(options))
     }
 
     /// Returns the twins of all domains.

@@ -352,9 +352,9 @@ impl Regions {
     fn check(&self, tags: &Tags) -> Result<()> {
         let Tags::These(tags) = tags else { return Ok(()) };
         tags.iter().try_for_each(|tag| {
-            self.set.table.known(tag).or_else(|_| {
+            self.set.table.find(tag).or_else(|_| {
                 self.set.table.cover(&self.set.registry.devices);
-                self.set.table.known(tag)
+                self.set.table.find(tag)
             })?;
             Ok(())
         })

@@ -8,6 +8,7 @@
 //! evicted.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +18,7 @@ use glake_stitch::{Allocator, DomainId};
 use glake_tiers::{CopyPolicy, GpuPool, Policy, Region, RegionError, RegionOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use super::super::device::DeviceMemory;
 use super::super::gate::{DEFAULT, Evicted, GRAPH, Gate, Tags, is_reserved};
@@ -30,6 +31,16 @@ const MANY_UNHELD: usize = 256;
 
 /// Number of forgotten tags whose memory one definition releases.
 const LEAVING_AT_ONCE: usize = 2;
+
+/// Number of tags that an error names.
+const SHOWN: usize = 10;
+
+/// Number of forgotten names that are known; then all of them are given up.
+const MOST_FORGOTTEN: usize = 1 << 16;
+
+fn hash_of(tag: &str) -> u64 {
+    FxBuildHasher.hash_one(tag)
+}
 
 /// All tags, by name.
 #[derive(Debug)]
@@ -50,6 +61,8 @@ struct Inner {
     most_unheld: usize,
     /// Domains of forgotten tags whose memory is to be released.
     leaving: VecDeque<(Arc<GpuPool>, DomainId)>,
+    /// Hashes of the names of forgotten tags: a use or a move that names one finds it without memory.
+    forgotten: FxHashSet<u64>,
     /// Order of refills as the program set it.
     order: Vec<String>,
 }
@@ -73,6 +86,10 @@ impl Inner {
             is_alone && !tagged.is_away() && !tagged.is_sealed() && tagged.regions().iter().all(&mut is_empty)
         });
         let gone: Vec<Arc<Tagged>> = gone.map(|(_, tagged)| tagged).collect();
+        if self.forgotten.len() > MOST_FORGOTTEN {
+            self.forgotten.clear();
+        }
+        self.forgotten.extend(gone.iter().map(|tagged| hash_of(tagged.tag())));
         let regions = gone.iter().flat_map(|tagged| tagged.regions());
         self.leaving.extend(regions.map(|region| (region.pool().clone(), region.domain())));
         self.unheld -= gone.len();
@@ -158,11 +175,18 @@ impl Table {
     pub(super) fn get(&self, tag: &str) -> Result<Arc<Tagged>> {
         let inner = self.inner.read();
         inner.tagged.get(tag).cloned().ok_or_else(|| {
-            let known = match inner.tagged.keys().map(|tag| format!("'{tag}'")).collect::<Vec<_>>() {
+            let names = inner.tagged.keys().take(SHOWN).map(|tag| format!("'{tag}'"));
+            let known = match names.collect::<Vec<_>>() {
                 known if known.is_empty() => "none".to_owned(),
                 known => known.join(", "),
             };
-            ProcessError::invalid(format!("there is no region '{tag}': {known} are there; define it first"))
+            let more = match inner.tagged.len().saturating_sub(SHOWN) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            ProcessError::invalid(format!(
+                "there is no region '{tag}': {known}{more} are there; define it first"
+            ))
         })
     }
 
@@ -171,14 +195,22 @@ impl Table {
         if tag == DEFAULT { Ok(self.reserved(tag.to_owned(), Kind::Default)) } else { self.get(tag) }
     }
 
-    /// Returns the named tags in the given order, or all.
+    /// Returns a tag as [`Table::known`] does; `None` if it was forgotten, because it had no memory.
+    pub(super) fn find(&self, tag: &str) -> Result<Option<Arc<Tagged>>> {
+        match self.known(tag) {
+            Err(_) if self.inner.read().forgotten.contains(&hash_of(tag)) => Ok(None),
+            known => known.map(Some),
+        }
+    }
+
+    /// Returns the named tags in the given order, or all. Forgotten ones are left out.
     pub(super) fn named(&self, tags: Option<&[String]>) -> Result<Vec<Arc<Tagged>>> {
         match tags {
             None => Ok(self.inner.read().tagged.values().cloned().collect()),
             Some(tags) => {
                 let mut found: Vec<Arc<Tagged>> = Vec::new();
                 for tag in tags {
-                    let tagged = self.known(tag)?;
+                    let Some(tagged) = self.find(tag)? else { continue };
                     if !found.iter().any(|other| Arc::ptr_eq(other, &tagged)) {
                         found.push(tagged);
                     }
@@ -234,7 +266,7 @@ impl Table {
 
     /// Sets the order of refills; tags that are not named follow.
     pub(super) fn set_order(&self, tags: &[String]) -> Result<()> {
-        tags.iter().try_for_each(|tag| self.known(tag).map(|_| ()))?;
+        tags.iter().try_for_each(|tag| self.find(tag).map(|_| ()))?;
         self.inner.write().order = tags.to_vec();
         Ok(())
     }

@@ -189,3 +189,32 @@ fn a_fixed_pool_stays_from_before_it_exists_until_it_is_unfixed() {
     process.pools().release(0, POOL).unwrap();
     process.end([lives, outside]);
 }
+
+#[test]
+fn a_forgotten_tag_is_one_without_memory() {
+    let process = started("");
+    let regions = process.regions();
+    regions.define(RegionOptions::of("kv")).unwrap();
+    let block = process.written_in("kv", 0, mib(2), 1);
+    use_of(&process, "kv").unwrap();
+    process.free(block.address).unwrap();
+    regions.release("kv").unwrap();
+    for number in 0..1000 {
+        let tag = format!("of a request {number}");
+        regions.define(RegionOptions::of(&tag)).unwrap();
+        regions.release(&tag).unwrap();
+    }
+    assert!(regions.enter("kv").is_err(), "it is forgotten");
+    use_of(&process, "kv").unwrap();
+    assert_eq!(regions.shrink(&shrink_of(&["kv"])).unwrap().freed, Bytes::ZERO);
+    assert_eq!(regions.refill(&refill_of(&["kv"])).unwrap().copied, Bytes::ZERO);
+    let unknown = use_of(&process, "kw").unwrap_err().to_string();
+    assert!(unknown.contains(" more are there") && unknown.len() < 400, "{unknown}");
+    process.end([]);
+}
+
+fn use_of(process: &Process, tag: &str) -> crate::process::Result<()> {
+    let begun = process.regions().begin_use(&Tags::of(&[tag]), WhenClosed::Refill, None)?;
+    process.regions().gate().end_use(begun)?;
+    Ok(())
+}
