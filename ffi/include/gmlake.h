@@ -972,6 +972,7 @@ int32_t glake_region_pop(void);
 // Makes the calling thread allocate plain memory from now on (`cuMemAlloc`), also for private pools: it has a legacy IPC handle
 // (`cudaIpcGetMemHandle`), and `cuMemGetAddressRange` returns its whole allocation. It counts like the pool's other memory, never leaves
 // its GPU, and is neither stitched, shared by `glake_share` nor offloaded. Entries nest; a region that is entered later takes precedence.
+// Does not start the library: before the start, it takes effect once the same thread starts it.
 int32_t glake_plain_push(void);
 
 // Reverts the calling thread's last `glake_plain_push`. Does nothing in a forked child and at the end of the process.

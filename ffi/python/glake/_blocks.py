@@ -25,7 +25,7 @@ def allocate(size: int, *, device: Device = None, stream: Stream = None) -> int:
             default stream.
 
     Raises:
-        OutOfMemoryError: not enough memory; the text says who has it.
+        OutOfMemoryError: not enough memory; the text names the holders.
         InvalidError: no such device, or ``size`` is negative.
         TypeError: ``size`` is no whole number, or ``stream`` no stream.
         UnavailableError: the library cannot start.

@@ -32,7 +32,7 @@ def decommit(tensor: Any) -> int:
     Raises:
         InvalidError: the memory is not GLake's, its region is sealed, or it belongs to a captured graph's pool.
         TypeError: the object gives no access to its bytes.
-        ValueError: the tensor is not contiguous.
+        InvalidError: the tensor is not contiguous.
     """
     return _asked(_library.api().decommit, tensor, "decommit changes its values")
 
@@ -47,7 +47,7 @@ def commit(tensor: Any) -> int:
         InvalidError: the memory is not GLake's, or its region is sealed.
         OutOfMemoryError: not enough memory; the part created by then stays, and a repeated call continues.
         TypeError: the object gives no access to its bytes.
-        ValueError: the tensor is not contiguous.
+        InvalidError: the tensor is not contiguous.
     """
     return _asked(_library.api().commit, tensor, "commit changes its values")
 

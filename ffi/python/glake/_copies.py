@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, overload
 from . import _arguments, _library
 from ._disabled import copies, is_disabled
 from ._memory import Range, range_of
+from .errors import InvalidError
 
 Priority = Literal["normal", "critical", "background"]
 Stream = Union[None, int, Any]
@@ -118,7 +119,7 @@ def copy_(
 
     Raises:
         TypeError: an object gives no access to its bytes.
-        ValueError: an argument is not contiguous, or read-only, or the sizes differ.
+        InvalidError: an argument is not contiguous or read-only, or the sizes differ.
         DriverError: the driver refused; or a GPU was lost that carried parts of earlier copies, and this one was not made.
     """
     to, from_ = _pair(dst, src, "dst", "src")
@@ -189,12 +190,12 @@ def copy_evicted(dst: Any, src: Any) -> None:
 
     Raises:
         InvalidError: some of the bytes are on a GPU or in a file, or the memory is not GLake's.
-        TypeError, ValueError: as ``copy_``; or ``dst`` is not in host memory.
+        TypeError, InvalidError: as ``copy_``; or ``dst`` is not in host memory.
     """
     to, from_ = _pair(dst, src, "dst", "src")
     try:
         if to.device is not None:
-            raise ValueError(f"dst is on GPU {to.device}: give a tensor or buffer in host memory")
+            raise InvalidError(f"dst is on GPU {to.device}: give a tensor or buffer in host memory")
         _library.api().read_evicted(to.address, from_.address, to.size)
     finally:
         to.release()
@@ -237,14 +238,14 @@ def _pair(dst: Any, src: Any, to_name: str, from_name: str) -> tuple[Range, Rang
 
 def _same_size(to: Range, from_: Range, to_name: str, from_name: str) -> None:
     if to.size != from_.size:
-        raise ValueError(f"{to_name} has {to.size} bytes and {from_name} {from_.size}: a copy is between ranges of one size")
+        raise InvalidError(f"{to_name} has {to.size} bytes and {from_name} {from_.size}: a copy is between ranges of one size")
 
 
 def _flags(priority: str, wait: bool, verify: bool) -> int:
     level = _arguments.choice(priority, "priority", _PRIORITIES)
     wait, verify = _arguments.flag(wait, "wait"), _arguments.flag(verify, "verify")
     if verify and not wait:
-        raise ValueError("verify needs wait=True: bytes are compared once they are there")
+        raise InvalidError("verify needs wait=True: bytes are compared once they are there")
     return level | (_NOW if wait else 0) | (_VERIFY if verify else 0)
 
 

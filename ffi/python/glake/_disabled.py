@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -32,6 +33,9 @@ _OFFLOADED: dict[str, int] = dict.fromkeys(
 )
 _SITE: dict[str, Any] = dict.fromkeys("above_budget budget device plan real_exposed_us real_us reserved_bytes unplanned".split())
 _SITE |= {"beside_bytes": 0, "diverged": 0, "host_room_bytes": 0, "in_gb_s": 0.0, "out_gb_s": 0.0, "passes": 0, "preset": "memory"}
+
+_NAME = re.compile("[A-Za-z0-9._-]{1,64}")
+_TIER = re.compile("host|file|peer(:[0-9]+)?")
 
 
 class Library:
@@ -59,7 +63,20 @@ class Library:
         return address, sys.maxsize, sys.maxsize, 0
 
     @staticmethod
-    def shrink(_request: str) -> str:
+    def region_define(tag: str, _policy: int, _host_copy: int) -> None:
+        if tag in ("", "default") or tag.startswith("graph "):
+            raise InvalidError(f"a region cannot be called {tag!r}: that is memory outside of regions; take another name, of one letter or more")
+
+    @staticmethod
+    def join(name: str | None, _agent: str | None) -> None:
+        if name is not None and not _NAME.fullmatch(name):
+            raise InvalidError(f'a worker cannot be called "{name}": a name has 1 to 64 of the characters A-Z a-z 0-9 . _ -')
+
+    @staticmethod
+    def shrink(request: str) -> str:
+        tier = json.loads(request).get("tier", "host")
+        if not _TIER.fullmatch(tier):
+            raise InvalidError(f'the request to shrink is wrong: tier "{tier}": "host", "peer", "peer:1" and "file" are there')
         return json.dumps(_SHRINK)
 
     @staticmethod

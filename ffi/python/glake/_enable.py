@@ -65,11 +65,11 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
         TorchError: torch is missing, older than 2.0 or without CUDA, or cannot work on a simulated device.
         UnavailableError: no driver, or another copy of the library in this process.
         Error: ``libgmlake.so`` is missing, or ``backend="compiled"`` could not be built.
-        ValueError: ``backend`` is unknown.
+        InvalidError: ``backend`` is unknown.
     """
     global _enabled
     if backend is not None and not (isinstance(backend, str) and backend in ("compiled", "pluggable")):
-        raise ValueError(f"backend is {backend!r}: write 'compiled', 'pluggable' or None")
+        raise InvalidError(f"backend is {backend!r}: write 'compiled', 'pluggable' or None")
     asked = (configuration(config), backend)
     if is_disabled():
         logger.info("GLAKE_DISABLE is set: glake.enable() does nothing, and torch keeps its allocator")

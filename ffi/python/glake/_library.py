@@ -71,11 +71,6 @@ def command() -> pathlib.Path:
 _opened: Any = None
 
 
-def is_started() -> bool:
-    """Returns whether this process serves memory: the library is open and has opened the driver."""
-    return _opened is not None and bool(_opened.started())
-
-
 def api() -> Any:
     """Returns the functions of the library (see ``_glake.pyi``), opened on first use; with ``GLAKE_DISABLE=1`` those of `_disabled`.
 

@@ -76,7 +76,7 @@ def range_of(thing: Any, name: str, *, written: str | None = None) -> Range:
 
     Raises:
         TypeError: it has none that can be reached.
-        ValueError: they do not lie side by side, or may not be written.
+        InvalidError: they do not lie side by side, or may not be written.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
@@ -94,9 +94,9 @@ def _of_tensor(torch: ModuleType, tensor: Any, name: str) -> Range:
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is a tensor of layout {tensor.layout}: copy its parts, which are strided")
     if not tensor.is_contiguous():
-        raise ValueError(f"{name} is a tensor whose elements do not lie side by side: copy {name}.contiguous(), or copy_list of its rows")
+        raise InvalidError(f"{name} is a tensor whose elements do not lie side by side: copy {name}.contiguous(), or copy_list of its rows")
     if tensor.is_conj() or tensor.is_neg():
-        raise ValueError(f"{name} is a view that conjugates or negates: its bytes are another tensor's; copy {name}.resolve_conj().resolve_neg()")
+        raise InvalidError(f"{name} is a view that conjugates or negates: its bytes are another tensor's; copy {name}.resolve_conj().resolve_neg()")
     size = tensor.numel() * tensor.element_size()
     return Range(tensor, tensor.data_ptr(), size, device=tensor.device.index if kind == "cuda" else None, of_torch=True)
 
@@ -111,15 +111,15 @@ def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: 
     if is_of_objects:
         raise TypeError(f"{name} is an array of Python objects, which are no bytes to copy: give one of numbers")
     if interface.get("mask") is not None:
-        raise ValueError(f"{name} is an array with a mask, which a copy would not heed: copy its data, or fill it in first")
+        raise InvalidError(f"{name} is an array with a mask, which a copy would not heed: copy its data, or fill it in first")
     if written is not None and read_only:
-        raise ValueError(f"{name} may only be read: its __cuda_array_interface__ says so")
+        raise InvalidError(f"{name} may only be read: its __cuda_array_interface__ says so")
     size = item
     for length in shape:
         size *= int(length)
     strides = interface.get("strides")
     if strides is not None and size > 0 and not _side_by_side(shape, strides, item):
-        raise ValueError(f"{name} is an array whose elements do not lie side by side: make it contiguous first")
+        raise InvalidError(f"{name} is an array whose elements do not lie side by side: make it contiguous first")
     stream = interface.get("stream")
     # The protocol names no GPU, and default streams have one handle on all of them: whose memory it is decides.
     device = _library.api().device_of(int(address)) if address else None
@@ -190,9 +190,9 @@ def _of_buffer(thing: Any, name: str, written: str | None) -> Range:
             "give one of numbers"
         )
     if not view.c_contiguous:
-        raise ValueError(f"{name} is a buffer whose elements do not lie side by side: make it contiguous first (numpy.ascontiguousarray)")
+        raise InvalidError(f"{name} is a buffer whose elements do not lie side by side: make it contiguous first (numpy.ascontiguousarray)")
     if written is not None and view.readonly:
-        raise ValueError(f"{name} may only be read: {written}")
+        raise InvalidError(f"{name} may only be read: {written}")
     export = _Buffer()
     # A view of the view: its address is asked for by the plainest request, which every contiguous buffer answers.
     _get(view.cast("B") if view.ndim and view.nbytes else view, ctypes.byref(export), _SIMPLE if written is None else _WRITABLE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import json
 import logging
 import os
@@ -20,9 +21,8 @@ from typing import Any, Literal, TypeVar
 
 from . import _arguments, _gate, _library
 from ._copies import Stream, handle_of
-from ._enable import enabled
 from ._memory import range_of
-from .errors import InvalidError
+from .errors import Error, InvalidError, StateError
 from .reports import HookEvent, MemoryUsage, RefillReport, RegionState, ShrinkReport
 
 logger = logging.getLogger("glake")
@@ -35,6 +35,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _POLICIES = {"keep": 0, "sealed": 1, "discard": 2}
 _HOST_COPIES = {"drop": 0, "retain": 1, "prepare": 2}
 _CLEAN = 16
+
+_threads = threading.local()
+
+
+def _stack(name: str) -> list[Any]:
+    """Returns the blocks of one kind that the thread is inside: the regions, or for each plain block the library that was told, None if it
+    could not be opened.
+    """
+    entered: list[Any] | None = getattr(_threads, name, None)
+    if entered is None:
+        entered = []
+        setattr(_threads, name, entered)
+    return entered
 
 
 class Region:
@@ -52,24 +65,33 @@ class Region:
         with contextlib.suppress(Exception):
             _library.api().region_release(self.tag)
 
+    # The definition belongs to this object: a copy would release it once more.
+    def __copy__(self) -> Region:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return region, (self.tag, self.policy, self.host_copy, self.clean)
+
     def __enter__(self) -> Region:
         _library.api().region_push(self.tag)
+        _stack("regions").append(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        entered = _stack("regions")
+        if self not in entered:
+            raise StateError(f"this thread is not inside {self!r}: it left as often as it entered, or entered on another thread")
+        entered.remove(self)
+        # The library leaves the innermost region, whichever that is.
         _library.api().region_pop()
         if kind is None and self.host_copy == "prepare":
             prepare(self.tag)
 
     def __call__(self, function: Function) -> Function:
-        _arguments.function(function, "the decorated object", "glake.region() decorates functions")
-
-        @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return inside  # type: ignore[return-value]
+        return _inside(self, function, "region")
 
     def __repr__(self) -> str:
         clean = ", clean=True" if self.clean else ""
@@ -105,42 +127,58 @@ def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clea
 
 
 class Plain:
-    """Plain memory: inside ``with``, what the calling thread allocates comes from the driver's own allocator. Also usable as a decorator."""
+    """Plain memory: inside ``with``, memory that the calling thread allocates comes from the driver's own allocator. Also usable as a
+    decorator.
+    """
 
     __slots__ = ()
 
     def __enter__(self) -> Plain:
-        is_in_use = enabled() is not None or _library.is_started()
-        if is_in_use:
-            _library.api().plain_push()
-        _entered().append(is_in_use)
+        library = _library_if_there()
+        if library is not None:
+            library.plain_push()
+        _stack("plain").append(library)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if _entered().pop():
-            _library.api().plain_pop()
+        entered = _stack("plain")
+        if not entered:
+            raise StateError("this thread is in no glake.plain() block: it left as often as it entered, or entered on another thread")
+        library = entered.pop()
+        if library is not None:
+            library.plain_pop()
 
     def __call__(self, function: Function) -> Function:
-        @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return inside  # type: ignore[return-value]
+        return _inside(self, function, "plain")
 
     def __repr__(self) -> str:
         return "glake.plain()"
 
 
-_threads = threading.local()
+def _library_if_there() -> Any:
+    """Returns the library, not started; None if it is missing, so that all memory is torch's."""
+    try:
+        return _library.api()
+    except Error:
+        return None
 
 
-def _entered() -> list[bool]:
-    """Returns for each plain block that the thread is in whether the library was told."""
-    entered: list[bool] | None = getattr(_threads, "plain", None)
-    if entered is None:
-        entered = _threads.plain = []
-    return entered
+def _inside(block: Region | Plain, function: Function, name: str) -> Function:
+    """Decorates a function with a block of a thread."""
+    _arguments.function(function, "the decorated object", f"glake.{name}() decorates functions")
+    waits = inspect.iscoroutinefunction(function)
+    if waits or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        does = "awaits" if waits else "yields"
+        raise TypeError(
+            f"{function.__qualname__} {does}, and the thread runs other code meanwhile: put `with glake.{name}(...)` around the allocations in it"
+        )
+
+    @functools.wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with block:
+            return function(*args, **kwargs)
+
+    return inside  # type: ignore[return-value]
 
 
 def plain() -> Plain:
@@ -153,10 +191,12 @@ def plain() -> Plain:
     under the limit and the lease, is reused by later plain allocations, and is given back by ``empty_cache`` and under memory pressure.
     Inside a captured graph or a ``torch.cuda.MemPool`` it belongs to that pool. A ``glake.region`` entered inside takes precedence.
 
-    Does nothing while GLake serves no memory in this process: torch's own memory is plain, unless ``expandable_segments`` is set.
+    It does not start the library. A block that encloses the start takes effect on the thread that starts it. Memory of torch's own allocator is
+    plain in any case, unless ``expandable_segments`` is set.
 
     Raises:
-        UnavailableError: ``enable`` was called, and the library cannot start.
+        UnavailableError: the process was forked from one that uses the GPU.
+        TypeError: a decorated function is a coroutine function or a generator function.
     """
     return Plain()
 
@@ -419,8 +459,10 @@ def _pool_of(memory: Any) -> tuple[int, int] | None:
     pools: Any = getattr(cuda, "MemPool", ())
     graphs: Any = getattr(cuda, "CUDAGraph", ())
     pool: Any = memory.id if isinstance(memory, pools) else memory.pool() if isinstance(memory, graphs) else memory
-    is_number = isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(part, int) for part in pool)
-    return (int(pool[0]), int(pool[1])) if is_number else None
+    if not (isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(part, int) for part in pool)):
+        return None
+    first, second = (_arguments.number(part, "a number of the pool", "torch.cuda.graph_pool_handle() returns two") for part in pool)
+    return first, second
 
 
 _REGISTERED = (

@@ -224,11 +224,13 @@ class _Client:
         self._backlog = 0
         self._sending: asyncio.Task[None] | None = None
         self._has_started = False
+        # Whether a websocket is closed, by either side, or was answered with a response instead.
+        self._is_closed = False
         # Done once the client counts as disconnected.
         self._dismissed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Whether the server was sending at that time.
         self._was_blocked = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._has_told = False
 
     async def receive_request(self) -> bool:
@@ -294,7 +296,7 @@ class _Client:
         """Sends the buffered rest, and tells a stalled client that it is dismissed."""
         if self._sending is not None:
             await asyncio.wait((self._sending,))
-        if not self._dismissed.done() or self._was_blocked:
+        if not self._dismissed.done() or self._was_blocked or self._is_closed:
             return
         try:
             if self._is_websocket:
@@ -329,6 +331,7 @@ class _Client:
         message = receiving.result()
         if message["type"] == "http.request":
             self._is_whole = not message.get("more_body", False)
+        self._is_closed = self._is_closed or message["type"] == "websocket.disconnect"
         # A message of a websocket is progress however short it is.
         self._reads.progress(_PROGRESS if self._is_websocket else _size(message))
         return message
@@ -337,7 +340,9 @@ class _Client:
         try:
             while self._outgoing:
                 entry = self._outgoing[0]
-                self._has_started = self._has_started or entry.message.get("type") == "http.response.start"
+                kind = entry.message.get("type")
+                self._has_started = self._has_started or kind == "http.response.start"
+                self._is_closed = self._is_closed or kind in ("websocket.close", "websocket.http.response.start")
                 await self._server_send(entry.message)
                 if self._dismissed.done():
                     return
@@ -345,6 +350,12 @@ class _Client:
                 self._backlog -= entry.size
                 self._writes.progress(entry.size)
                 entry.sent.set_result(None)
+        except asyncio.CancelledError as error:
+            # Unless the client was dismissed, the server's own: it passes to the application like any other failure.
+            if not self._was_blocked:
+                self._failure = error
+                self._drop()
+            raise
         except Exception as error:
             self._failure = error
             self._drop()

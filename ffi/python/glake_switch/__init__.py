@@ -24,16 +24,36 @@ __all__ = ["allocator", "is_disabled", "watch"]
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "glake")
 
 
+_disabled: str | None = None
+
+
 def is_disabled() -> bool:
-    """Returns whether ``GLAKE_DISABLE`` switches GLake off in this process: any value but 0 and the empty one."""
-    return os.environ.get("GLAKE_DISABLE", "").strip() not in ("", "0")
+    """Returns whether ``GLAKE_DISABLE`` switches GLake off in this process: any value but 0 and the empty one. The first call reads the
+    variable; later changes of it have no effect.
+    """
+    return _is_set(_value_of_disable())
+
+
+def _value_of_disable() -> str:
+    global _disabled
+    if _disabled is None:
+        _disabled = os.environ.get("GLAKE_DISABLE", "")
+    return _disabled
+
+
+def _is_set(disable: str) -> bool:
+    return disable.strip() not in ("", "0")
 
 
 def allocator() -> tuple[bool, str]:
     """Returns whether this process would get GLake as torch's allocator without a call of its own, and the reason."""
+    return _allocator(_value_of_disable())
+
+
+def _allocator(disable: str) -> tuple[bool, str]:
     value = os.environ.get("GLAKE_ALLOCATOR", "").strip()
-    if is_disabled():
-        return False, f"GLAKE_DISABLE={os.environ['GLAKE_DISABLE']}"
+    if _is_set(disable):
+        return False, f"GLAKE_DISABLE={disable}"
     if value in ("", "0"):
         return False, f"GLAKE_ALLOCATOR={value}" if value else "GLAKE_ALLOCATOR is not set"
     if value != "1":
@@ -44,6 +64,8 @@ def allocator() -> tuple[bool, str]:
 
 
 _is_watching = False
+# Folders whose sitecustomize has run in this process, as real paths.
+_visited: set[str] = set()
 
 
 def watch() -> None:
@@ -52,9 +74,11 @@ def watch() -> None:
     if _is_watching:
         return
     _is_watching = True
-    if not allocator()[0]:
+    # The program may still set GLAKE_DISABLE itself, before its first call of GLake.
+    is_on, reason = _allocator(os.environ.get("GLAKE_DISABLE", ""))
+    if not is_on:
         if os.environ.get("GLAKE_ALLOCATOR", "").strip() not in ("", "0", "1"):
-            _warn(allocator()[1])
+            _warn(reason)
         return
     if "torch" in sys.modules:
         _wrap(sys.modules["torch"])
@@ -63,35 +87,61 @@ def watch() -> None:
 
 
 class _Finder:
-    """Finds torch as the other finders do, and wraps its initialisation of CUDA once it is loaded."""
+    """Finds torch as the other finders do, and wraps its initialisation of CUDA once it is loaded. Stays in place until then: a program
+    may look torch up without an import, and an import may fail.
+    """
+
+    def __init__(self) -> None:
+        import threading
+
+        self._searching = threading.local()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
+        # Another finder may look torch up in turn.
+        if name != "torch" or getattr(self._searching, "is_on", False):
             return None
-        sys.meta_path.remove(self)
-        spec: Any = None
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-            if spec is not None:
-                break
+        self._searching.is_on = True
+        try:
+            spec = self._find(name, path, target)
+        finally:
+            self._searching.is_on = False
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self)
         return spec
+
+    def _find(self, name: str, path: Any, target: Any) -> Any:
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec: Any = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+    def remove(self) -> None:
+        """Removes the finder from ``sys.meta_path``, if it is there."""
+        import contextlib
+
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
 
 
 class _Loader:
     """A loader of torch that calls another one."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":
+            # A copy that is not yet initialised.
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def exec_module(self, module: Any) -> None:
         # Tools and pickles look at a module's loader: they find its own.
         module.__loader__ = module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        self._finder.remove()
         _wrap(module)
 
 

@@ -307,6 +307,37 @@ class Stalls(unittest.IsolatedAsyncioTestCase):
         self.assertEqual([message.get("text") for message in client.sent[1:3]], ["HELLO", "STILL THERE"])
         self.assertEqual((heard[0]["code"], client.sent[3]["type"], client.sent[3]["code"]), (1013, "websocket.close", 1013))
 
+    async def test_a_websocket_that_is_closed_already_is_not_closed_again(self):
+        async def closes(receive, send):
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.close", "code": 1000})
+            return await receive()
+
+        async def denies(receive, send):
+            await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+            return await receive()
+
+        async def listens_on(receive, _send):
+            client.gives({"type": "websocket.disconnect", "code": 1001})
+            await receive()
+            return await receive()
+
+        for part, sent in ((closes, ["websocket.accept", "websocket.close"]), (denies, ["websocket.http.response.start"]), (listens_on, [])):
+            with self.subTest(part.__name__):
+                ends = []
+
+                async def app(_scope, receive, send, part=part, ends=ends):
+                    await receive()
+                    ends.append(await part(receive, send))
+
+                client = Client({"type": "websocket.connect"}, kind="websocket")
+                asked = client.asks(self.gate(app, stall_timeout=0.05))
+                await until(lambda: glake.gate()["uses"])
+                await within(self.shrinks())
+                await within(asked)
+                self.assertEqual((ends[0]["code"], [message["type"] for message in client.sent]), (1013, sent))
+                glake.refill(self.tag)
+
     async def test_background_work_after_the_response_is_inside_the_use(self):
         taken = asyncio.Event()
 
@@ -377,6 +408,19 @@ class Ends(unittest.IsolatedAsyncioTestCase):
             client.failure = BrokenPipeError("no client")
             with self.subTest(messages=messages), self.assertRaises(BrokenPipeError):
                 await within(client.asks(glake.asgi.Gate(app)))
+
+    async def test_a_server_that_cancels_its_own_send(self):
+        async def app(_scope, _receive, send):
+            for _ in range(messages):
+                await send({"type": message, "body": b".", "more_body": True})
+
+        for messages, message in ((1, "http.response.body"), (3, "http.response.body"), (1, "http.response.pathsend")):
+            client = Client(b"")
+            client.failure = asyncio.CancelledError("the server is shutting down")
+            asked = client.asks(glake.asgi.Gate(app))
+            with self.subTest(messages=messages, message=message):
+                self.assertTrue((await asyncio.wait((asked,), timeout=LONG))[0], "the request hangs")
+                self.assertTrue(asked.cancelled())
 
     async def test_messages_before_an_exception_are_sent(self):
         async def app(_scope, _receive, send):

@@ -53,6 +53,19 @@ def copies():
             continue
         raise AssertionError("not refused")
 
+def refusals():
+    wrong = [lambda tag=tag: glake.region(tag) for tag in ("", "default", "graph 1")]
+    wrong += [lambda tier=tier: glake.shrink(tier=tier) for tier in ("moon", "peer:x", "peer:")]
+    wrong += [lambda: glake.fix((-1, 5)), lambda: glake.enable(backend="other"), lambda: glake.offload(None), lambda: glake.join("a/b")]
+    for call in wrong:
+        try:
+            call()
+        except glake.InvalidError:
+            continue
+        raise AssertionError("not refused")
+    for tier in ("host", "file", "peer", "peer:1"):
+        glake.shrink(tier=tier)
+
 def statistics():
     import torch
     torch.cuda.memory_stats = lambda device: {"of": "torch"}
@@ -124,6 +137,7 @@ errors = {name for name in glake.__all__ if isinstance(getattr(glake, name), typ
 assert named == set(glake.__all__) - errors, named ^ (set(glake.__all__) - errors)
 for name, call in calls.items():
     call()
+refusals()
 assert "glake._glake" not in sys.modules, "the library was opened"
 """
 
@@ -143,7 +157,32 @@ assert keys(here.Site().told_json()) == keys(there.Site().told_json())
 """
 
 
+LATCHED = """
+import os, sys
+# With GLAKE_DISABLE glake.allocate() is torch's.
+sys.modules["torch"] = None
+import glake, glake_switch
+glake.regions()
+before = glake_switch.is_disabled()
+os.environ["GLAKE_DISABLE"] = "{later}"
+assert glake_switch.is_disabled() is before is {disabled}
+try:
+    address = glake.allocate(4096)
+except glake.TorchError:
+    assert {disabled}
+else:
+    assert address and not {disabled}
+    glake.free(address)
+assert ("GLAKE_DISABLE" in glake_switch.allocator()[1]) is {disabled}
+glake.copy_(bytearray(8), bytearray(8), wait=True)
+"""
+
+
 class Disabled(unittest.TestCase):
+    def test_the_variable_is_read_once(self):
+        child.check(self, LATCHED.format(later="0", disabled=True), GLAKE_DISABLE="1")
+        child.check(self, LATCHED.format(later="1", disabled=False), GLAKE_DISABLE="")
+
     def test_every_public_function_does_nothing(self):
         child.check(self, CALLS, torch=TORCH, GLAKE_DISABLE="1", GLAKE_AGENT="/no/agent.sock")
 

@@ -44,6 +44,32 @@ class Kinds(unittest.TestCase):
             self.assertEqual((type(again), again.args), (type(error), error.args))
         self.assertIs(type(errors.of_status(99, "later")), glake.Error)
 
+    def test_a_wrong_value_is_an_error_of_glake(self):
+        scattered = memoryview(bytearray(16))[::2]
+        calls = [
+            lambda: glake.enable(backend="other"),
+            lambda: glake.copy_(bytearray(8), bytearray(4)),
+            lambda: glake.copy_(bytearray(8), scattered),
+            lambda: glake.copy_(bytes(8), bytearray(8)),
+            lambda: glake.copy_(bytearray(8), bytearray(8), verify=True),
+            lambda: glake.offload(None),
+            lambda: glake.offload(object(), budget="60 bananas"),
+            lambda: glake.offload(object(), budget="60g"),
+            lambda: glake.offload(object(), budget=-1),
+            lambda: glake.offload(object(), preset="hidden"),
+            lambda: glake.offload(object(), preset="other"),
+            lambda: glake.offload.activations(object(), least=-1),
+            lambda: glake.offload.OffloadActivations(min_offload_size=-1),
+            lambda: glake.fix((-1, 5)),
+            lambda: glake.fix((1 << 70, 5)),
+            lambda: glake.unfix((5, -1)),
+        ]
+        for number, call in enumerate(calls):
+            with self.subTest(number), self.assertRaises(glake.InvalidError):
+                call()
+        bare = [str(file) for file in _library.PACKAGE.rglob("*.py") if "raise ValueError" in file.read_text(encoding="utf-8")]
+        self.assertEqual(bare, [])
+
     def test_the_page_has_every_exception(self):
         page = pathlib.Path(__file__).resolve().parents[3] / "docs/PYTHON.md"
         named = dict(re.findall(r"^\| `glake\.(\w+Error)` \| `(\w+)`", page.read_text(encoding="utf-8"), re.MULTILINE))

@@ -1,6 +1,8 @@
 """Regions of simulated GPUs: bytes leave and come back, errors say why they cannot, programs end in the midst."""
 
+import copy
 import os
+import pickle
 import sys
 import tempfile
 import textwrap
@@ -111,6 +113,81 @@ class Plain(unittest.TestCase):
                 print(repr(glake.plain()))
         """)
         self.assertEqual(text.strip(), "glake.plain()")
+
+
+    def test_a_block_that_encloses_the_start_is_plain(self):
+        child.check(self, """
+            import glake
+            from glake import _library
+            with glake.plain():
+                assert not _library.api().started(), "the driver is open"
+                with glake.plain():
+                    pass
+                address = glake.allocate(8 << 20)
+                assert glake.shrink()["freed"] == 0
+            plain = [used["bytes"] for used in glake.memory_usage() if "plain memory" in used["holder"]]
+            assert sum(plain) >= 8 << 20, plain
+            other = glake.allocate(8 << 20)
+            assert glake.shrink()["freed"] >= 8 << 20
+        """)
+
+    def test_without_a_driver_it_does_nothing(self):
+        child.check(self, """
+            import glake
+            from glake import _library
+            with glake.plain():
+                pass
+            assert not _library.api().started()
+        """, device=None)
+
+
+class Blocks(unittest.TestCase):
+    def test_functions_that_let_other_code_run_are_refused(self):
+        async def coroutine():
+            pass
+
+        async def several():
+            yield
+
+        def generator():
+            yield
+
+        for block in (glake.plain(), glake.region(next(tags))):
+            for function in (coroutine, several, generator):
+                with self.assertRaisesRegex(TypeError, f"{function.__name__} (awaits|yields)"):
+                    block(function)
+            with self.assertRaisesRegex(TypeError, "the decorated object is 5"):
+                block(5)
+
+    def test_an_exit_without_an_entry_is_refused(self):
+        region = glake.region(next(tags))
+        for block in (glake.plain(), region):
+            with self.assertRaisesRegex(glake.StateError, "left as often as it entered"):
+                block.__exit__(None, None, None)
+        with glake.region(next(tags)) as outer:
+            with self.assertRaisesRegex(glake.StateError, "not inside"):
+                region.__exit__(None, None, None)
+            array = Array(MIB)
+        self.assertEqual(glake.region_of(array), outer.tag)
+
+    def test_blocks_may_end_in_another_order(self):
+        one, other = glake.region(next(tags)), glake.region(next(tags))
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        other.__exit__(None, None, None)
+        self.assertIsNone(glake.region_of(Array(MIB)))
+
+    def test_copies_keep_the_definition(self):
+        region = glake.region(next(tags), policy="discard")
+        for copied in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+            other = copied(region)
+            self.assertEqual(repr(other), repr(region))
+            del other
+        # One of the library's definitions is left, and no more.
+        api.region_release(region.tag)
+        with self.assertRaises(glake.InvalidError):
+            api.region_release(region.tag)
 
 
 class Registered(unittest.TestCase):

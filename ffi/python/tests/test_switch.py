@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,69 @@ assert type(torch.__loader__).__module__ != "glake_switch" and torch.__spec__.lo
 """
         )
         self.assertEqual(done.stderr, "")
+
+    def test_a_look_up_before_the_import_changes_nothing(self):
+        self.check(
+            """
+import importlib.util, threading
+lookups = [threading.Thread(target=importlib.util.find_spec, args=("torch",)) for _ in range(8)]
+for lookup in lookups:
+    lookup.start()
+for lookup in lookups:
+    lookup.join()
+assert importlib.util.find_spec("torch").origin and "torch" not in sys.modules
+
+class Asks:
+    # A finder that asks all finders.
+    asking = False
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" and not Asks.asking:
+            Asks.asking = True
+            assert importlib.util.find_spec(name) is not None
+            Asks.asking = False
+sys.meta_path.insert(1, Asks())
+sys.meta_path.insert(0, Asks())
+before = len(sys.meta_path)
+import torch
+assert len(sys.meta_path) == before - 1, sys.meta_path
+torch.cuda.init()
+assert on()
+"""
+        )
+
+    def test_an_import_that_failed_is_repeated(self):
+        (self.scratch / "torch.py").write_text("raise OSError('libcuda is not there yet')\n")
+        self.check(
+            f"""
+sys.path.insert(0, {str(self.scratch)!r})
+for _ in range(2):
+    try:
+        import torch
+    except OSError:
+        assert "torch" not in sys.modules
+    else:
+        raise AssertionError
+sys.path.remove({str(self.scratch)!r})
+import torch
+torch.cuda.init()
+assert on()
+"""
+        )
+
+    def test_finders_that_the_program_replaces(self):
+        self.check(
+            """
+kept, sys.meta_path = sys.meta_path, [finder for finder in sys.meta_path if type(finder).__module__ != "glake_switch"]
+found, = set(map(id, kept)) - set(map(id, sys.meta_path))
+spec = next(finder for finder in kept if id(finder) == found).find_spec("torch")
+import importlib.util
+module = sys.modules["torch"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+import torch
+torch.cuda.init()
+assert on()
+"""
+        )
 
     def test_a_process_without_torch_imports_nothing(self):
         self.check("assert not {'glake', 'asyncio', 'importlib.metadata'} & set(sys.modules)")
@@ -154,6 +218,27 @@ assert on()
             behind=(self.scratch,),
         )
         self.assertEqual(done.stderr, "")
+
+    def test_folders_that_are_twice_in_the_path(self):
+        (self.scratch / "sitecustomize.py").write_text("import builtins\nbuiltins.runs = getattr(builtins, 'runs', 0) + 1\n")
+        (self.scratch / "link").symlink_to(PATH)
+        # Another installation.
+        shutil.copytree(PATH.parent, self.scratch / "other" / "glake_switch")
+        other = self.scratch / "other" / "glake_switch" / "path"
+        code = "import torch\ntorch.cuda.init()\nassert on()\nassert runs == 1, runs"
+        for more in ((self.scratch / "link",), (PATH,), (other,), (other, self.scratch / "link", other)):
+            with self.subTest(more=more):
+                self.assertEqual(self.check(code, first=(PATH, *more), behind=(self.scratch,)).stderr, "")
+
+    def test_the_program_may_switch_it_off_before_its_first_call(self):
+        self.check(
+            """
+os.environ["GLAKE_DISABLE"] = "1"
+import torch
+torch.cuda.init()
+assert torch._C.changed == []
+"""
+        )
 
     def test_an_error_of_the_one_behind_it_is_shown_and_harmless(self):
         (self.scratch / "sitecustomize.py").write_text("1 / 0\n")

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from .._arguments import flag
+from ..errors import InvalidError
 from . import _dynamo, _report
 from ._memory import Cuda, Memory
 from ._others import Others
@@ -28,7 +29,7 @@ class Activations:
 
     def __init__(self, module: Any, least: int, memory: Memory | None = None, replay: bool = False) -> None:
         if not is_number(least) or not least >= 0:
-            raise ValueError(f"least is {least!r}: a number of bytes, and not below 0")
+            raise InvalidError(f"least is {least!r}: a number of bytes, and not below 0")
         import torch
 
         _dynamo.ready(Activations._looks, Activations._before, Activations._after)
@@ -385,7 +386,7 @@ def activations(module: Any = None, *, least: int = LEAST, replay: bool = False)
         A context manager; the hooks of ``module``, if given, are already active.
 
     Raises:
-        ValueError: ``least`` is below 0.
+        InvalidError: ``least`` is below 0.
         TypeError: ``module`` is not a module.
     """
     return Activations(module, least, replay=flag(replay, "replay"))

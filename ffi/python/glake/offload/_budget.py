@@ -16,7 +16,7 @@ from collections.abc import Collection
 from typing import Any
 
 from .. import _library
-from ..errors import Error, UnavailableError
+from ..errors import Error, InvalidError, UnavailableError
 from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
@@ -38,7 +38,7 @@ def parsed(budget: int | float | str | None, name: str = "budget") -> int | None
     """A number of bytes.
 
     Raises:
-        ValueError: the value is no number of bytes.
+        InvalidError: the value is no number of bytes.
     """
     if budget is None:
         return None
@@ -46,12 +46,12 @@ def parsed(budget: int | float | str | None, name: str = "budget") -> int | None
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", budget)
         unit = _UNITS.get(found[2].lower()) if found else None
         if found and unit is None and found[2].lower() in ("k", "m", "g", "t"):
-            raise ValueError(f'{name} is {budget!r}: write "{found[1]}{found[2].upper()}iB"')
+            raise InvalidError(f'{name} is {budget!r}: write "{found[1]}{found[2].upper()}iB"')
         if found is None or unit is None:
-            raise ValueError(f'{name} is {budget!r}: a number of bytes, or a text like "60GiB"')
+            raise InvalidError(f'{name} is {budget!r}: a number of bytes, or a text like "60GiB"')
         budget = float(found[1]) * unit
     if not is_number(budget) or not 1 <= budget < 1 << 63:
-        raise ValueError(f'{name} is {budget!r}: a number of bytes above 0, or a text like "60GiB"')
+        raise InvalidError(f'{name} is {budget!r}: a number of bytes above 0, or a text like "60GiB"')
     return int(budget)
 
 
@@ -60,9 +60,9 @@ class Offloaded(Activations):
 
     def __init__(self, module: Any, budget: int | float | str | None, preset: str, least: int, memory: Memory | None = None) -> None:
         if isinstance(preset, str) and preset == "hidden":
-            raise ValueError("preset 'hidden' was removed: use 'fit' with a budget")
+            raise InvalidError("preset 'hidden' was removed: use 'fit' with a budget")
         if not isinstance(preset, str) or preset not in PRESETS:
-            raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
+            raise InvalidError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
         self._bytes, self._preset = parsed(budget), preset
         # The GPU that the budget is of, from when it was asked for until it is taken off.
         self._device: int | None = None
@@ -274,12 +274,11 @@ def offload(
         A handle: ``remove()`` removes the hooks; ``report()`` describes the module's passes.
 
     Raises:
-        ValueError: an argument is invalid. A forward whose passes need more than the budget raises ``glake.InvalidError`` with a
-            sufficient budget.
+        InvalidError: an argument is invalid. A forward whose passes need more than the budget raises it too, with a sufficient budget.
         glake.OutOfMemoryError: less host memory is available than requested. The module is unchanged.
     """
     if module is None:
-        raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
+        raise InvalidError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
     pinned = parsed(host_memory, "host_memory")
     handle = Offloaded(module, budget, preset, least)
     if pinned is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ..errors import InvalidError
 from ._activations import Activations, is_number
 from ._saved import kept, read
 
@@ -22,7 +23,7 @@ class OffloadActivations(Activations):
 
     Raises:
         TypeError: one of those two was passed by position, or an argument is unknown.
-        ValueError: ``min_offload_size`` is below 0, or ``max_fwd_stash_size`` below 1.
+        InvalidError: ``min_offload_size`` is below 0, or ``max_fwd_stash_size`` below 1.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class OffloadActivations(Activations):
             )
         sizes = (min_offload_size, max_fwd_stash_size)
         if not all(is_number(size) and size >= least for size, least in zip(sizes, (0, 1))):
-            raise ValueError(f"min_offload_size is {min_offload_size!r} and max_fwd_stash_size {max_fwd_stash_size!r}: numbers, at least 0 and 1")
+            raise InvalidError(f"min_offload_size is {min_offload_size!r} and max_fwd_stash_size {max_fwd_stash_size!r}: numbers, at least 0 and 1")
         super().__init__(None, min_offload_size)
 
     def __deepcopy__(self, _memo: Any) -> OffloadActivations:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .. import _library
+from ..errors import InvalidError
 
 
 @dataclasses.dataclass
@@ -64,7 +65,7 @@ def of(which: Iterable[Site], plot: str | os.PathLike[str] | None = None) -> Rep
 
         drawn = [site for site in told if site["plan"] is not None]
         if not drawn:
-            raise ValueError("there is no plan to draw: a pass has to end first")
+            raise InvalidError("there is no plan to draw: a pass has to end first")
         with open(plot, "w", encoding="utf-8") as file:
             file.write(_plot.svg(max(drawn, key=lambda site: site["plan"]["offloaded"]["bytes"])))
         for site in drawn:
@@ -93,7 +94,7 @@ def report(plot: str | os.PathLike[str] | None = None) -> Report:
         there is no plan. It prints as text.
 
     Raises:
-        ValueError: there is no plan to draw.
+        InvalidError: there is no plan to draw.
         TypeError: ``plot`` is no path.
     """
     return of(sorted(sites, key=lambda site: site.number), plot)

@@ -4,16 +4,22 @@ sitecustomize behind it, if there is one, then watches for torch. It leaves no n
 
 
 def _behind(here: str) -> None:
-    """Executes the sitecustomize that the interpreter would find without this folder, in place of this module."""
+    """Executes the next sitecustomize in the search path, in place of this module. Folders that were visited before are left out: the search
+    path may have this folder twice, and the folders of two installations.
+    """
     import importlib.machinery
     import importlib.util
     import os
     import sys
 
-    folders = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
+    visited = vars(sys.modules.get("glake_switch", sys)).setdefault("_visited", set())
+    visited.add(here)
+    folders = [folder for folder in sys.path if os.path.realpath(folder or ".") not in visited]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", folders)
     if spec is None or spec.loader is None:
         return
+    if spec.origin is not None:
+        visited.add(os.path.dirname(os.path.realpath(spec.origin)))
     module = importlib.util.module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
@@ -38,7 +44,7 @@ def _watch(here: str) -> None:
 def _start() -> None:
     import os
 
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = os.path.dirname(os.path.realpath(__file__))
     try:
         _watch(here)
     finally:
