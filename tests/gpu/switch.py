@@ -1,6 +1,6 @@
-"""switch.py GLAKE: programs that know nothing of GLake, alone and under `GLAKE run --allocator`: the same results, and who allocates.
+"""switch.py GLAKE [WORD ...]: programs that know nothing of GLake, alone and under `GLAKE run --allocator`: the same results, and who allocates.
 
-GLAKE is the command; the package has to be in Python's path. Needs a GPU.
+GLAKE is the command; WORDs choose programs by their names. The package has to be in Python's path. Needs a GPU.
 """
 
 import os
@@ -13,7 +13,8 @@ import textwrap
 # A process ends with what it computed and who allocated.
 END = """
 def end(value):
-    print(f"result {float(value):.6f}", "allocator", torch.cuda.memory.get_allocator_backend(), flush=True)
+    # In one write: ranks share the output.
+    os.write(1, f"result {float(value):.6f} allocator {torch.cuda.memory.get_allocator_backend()}\\n".encode())
 """
 STEP = """
 def step(device="cuda"):
@@ -108,7 +109,10 @@ def main() -> int:
         source.write_text(OWN)
         subprocess.run(["cc", "-shared", "-fPIC", "-o", own, source], check=True)
         plain = {name: value for name, value in os.environ.items() if not name.startswith("GLAKE_A")} | {"OWN": str(own)}
+        chosen = sys.argv[2:]
         for name, (program, expected) in PROGRAMS.items():
+            if chosen and not any(word in name for word in chosen):
+                continue
             file = pathlib.Path(folder, "program.py")
             file.write_text("import os, sys\nimport torch\n" + END + STEP + textwrap.dedent(program))
             python = [sys.executable, str(file)]
@@ -122,6 +126,7 @@ def main() -> int:
             if not same:
                 print(textwrap.indent(f"alone {alone} {said}\nunder {results} {warned}", "        "))
         for variable in ("GLAKE_DISABLE", "GLAKE_LIBRARY"):
+            file = pathlib.Path(folder, "program.py")
             file.write_text("import os, sys\nimport torch\n" + END + STEP + "end(step())")
             value = {"GLAKE_DISABLE": "1", "GLAKE_LIBRARY": str(own)}[variable]
             results, allocators, warned = run([glake, "run", "--allocator", "--", "env", f"{variable}={value}", sys.executable, str(file)], plain)

@@ -145,7 +145,10 @@ impl Options {
             Ok(file)
         });
         match read {
-            Ok(file) => daemon.set_file(file),
+            Ok(file) => {
+                warn_of_misfit(&file, gpus);
+                daemon.set_file(file);
+            }
             Err(error) => {
                 tracing::warn!(target: "glake::agent", %error, "the file was read again and is refused: nothing has changed");
             }
@@ -180,16 +183,20 @@ pub fn read_file(path: &Path) -> Result<NodeFile, String> {
     Ok(file)
 }
 
+/// Logs what of a file does not fit the server: a GPU may be there again later, and the other workers are served meanwhile.
+fn warn_of_misfit(file: &NodeFile, gpus: &[(String, Bytes)]) {
+    if let Err(error) = file.check_server(gpus, Bytes::ZERO) {
+        tracing::warn!(target: "glake::agent", %error, "the file does not fit this server");
+    }
+}
+
 /// Serves until SIGTERM or SIGINT. SIGHUP, also that of a closed terminal, reads the file again. Calls `ready` with the socket once workers can connect.
 ///
 /// # Errors
 /// [`ServeError`].
 pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeError> {
     let gpus = options.check()?;
-    // The GPU may be there again later, and the other workers are served meanwhile.
-    if let Err(error) = options.file.check_server(&gpus, Bytes::ZERO) {
-        tracing::warn!(target: "glake::agent", %error, "the file does not fit this server");
-    }
+    warn_of_misfit(&options.file, &gpus);
     let files = OpenFiles::raise();
     let activated = listenfd::ListenFd::from_env().take_unix_listener(0).ok().flatten();
     let listener = match activated {
@@ -414,6 +421,14 @@ impl Daemon {
         link
     }
 
+    /// Ends the connection of a worker that has another number now.
+    pub(crate) fn end_link(&self, id: WorkerId) {
+        if let Some(link) = self.links.borrow_mut().remove(&id) {
+            link.is_over.set(true);
+            link.wake.notify_one();
+        }
+    }
+
     /// Ends a worker's connection.
     pub(crate) fn disconnect(&self, id: WorkerId, link: &Rc<Link>) {
         let is_own = self.links.borrow().get(&id).is_some_and(|known| Rc::ptr_eq(known, link));
@@ -565,7 +580,7 @@ impl Daemon {
             Ok(socket) => socket?,
             Err(error) => {
                 if !std::mem::replace(has_warned, true) {
-                    tracing::warn!(target: "glake::agent", %error, "the agent's socket was removed: nobody can connect until the agent is started again");
+                    tracing::warn!(target: "glake::agent", %error, "the agent's socket was removed, and workers cannot connect until the agent is started again");
                 }
                 return None;
             }

@@ -12,6 +12,7 @@ use glake_wire::{
     ActivityView, Answer, Ask, DecisionRow, Envelope, FrameError, Frames, Hello, PageError, Request,
     SocketError, ToAgent, ToWorker, check_folder, check_server, frame, receive, send,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -93,8 +94,16 @@ async fn join(
     };
     let name = hello.name.clone();
     daemon.look_before_hello(&hello).await;
+    if connection.has_hung_up() {
+        // The worker gave this connection up, and a later hello of it may have been heard already.
+        return None;
+    }
+    let before = daemon.ask(|agent| agent.roster.of(who.peer));
     match daemon.tell(|agent, now| agent.hello(who, hello, now)) {
         Ok((id, welcome)) => {
+            if let Some(before) = before.filter(|before| *before != id) {
+                daemon.end_link(before);
+            }
             tracing::info!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a worker joined");
             daemon.watch(who.peer, pidfd);
             let link = daemon.connect(id, page);
@@ -127,6 +136,13 @@ impl Visitor {
 }
 
 impl Connection {
+    /// Returns whether the other end has closed, also if not everything that it sent has been received.
+    fn has_hung_up(&self) -> bool {
+        let mut ends = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let polled = poll(&mut ends, Some(&Timespec::default()));
+        polled.is_ok() && ends[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+    }
+
     /// Receives bytes and returns the descriptor sent with them. Returns `None` once the other end has closed.
     async fn receive(&mut self) -> io::Result<Option<Option<std::os::fd::OwnedFd>>> {
         loop {

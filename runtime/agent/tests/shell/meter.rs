@@ -27,10 +27,11 @@ impl FolderMeter {
 
     /// Returns whether a dead process's memory is free; the first caller records the death.
     fn is_reclaimed(&self, pid: u32) -> bool {
-        if is_alive(pid) {
+        let found = self.folder.join(format!("{pid}.dead"));
+        // Another process may have the number by now.
+        if !found.exists() && is_alive(pid) {
             return false;
         }
-        let found = self.folder.join(format!("{pid}.dead"));
         let _ = fs::File::create_new(&found);
         fs::metadata(&found).unwrap().modified().unwrap().elapsed().is_ok_and(|since| since > RECLAIM)
     }
@@ -69,7 +70,7 @@ impl Meter for FolderMeter {
             }
             let bytes = Bytes::new(text.parse().unwrap_or(0));
             used = used.saturating_add(bytes);
-            if is_alive(pid) {
+            if is_alive(pid) && !self.folder.join(format!("{pid}.dead")).exists() {
                 processes.push(ProcessMemory { pid, used: bytes });
             }
         }

@@ -109,9 +109,9 @@ predicted_wake_s, note (null: none)";
 
 const EXPLAIN: &str = "\
 Columns:
-  worker     who waited for memory, or grew beyond its lease
+  worker     worker that waited for memory, or grew beyond its lease
   outcome    what came of it; requests to grow are here if they were denied
-  taken      whose memory it was given, and why theirs; -: none
+  taken      holders of the memory that it received, and why they gave it
   ago        when that was decided
   waited     how long it waited until then
   needed     how much memory it waited for
