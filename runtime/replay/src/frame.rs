@@ -15,10 +15,10 @@ use super::timeline::Timeline;
 use crate::trace::{Event, Trace};
 
 /// Number of events between two calls of the progress callback.
-const STRIDE: usize = 10_000;
+const STRIDE: usize = 1000;
 
-/// Progress callback, called with the number of completed events.
-pub type Progress<'a> = &'a mut dyn FnMut(u64);
+/// Progress callback, called with the number of completed events; an error ends the replay.
+pub type Progress<'a> = &'a mut dyn FnMut(u64) -> Result<(), Refusal>;
 
 /// Result of a replay.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +44,7 @@ pub struct FirstOom {
 ///
 /// # Errors
 ///
-/// [`Refusal::Failed`], from the subject. Running out of memory is no error: it is counted, and the replay continues without the block.
+/// [`Refusal::Failed`], from the subject or the progress callback. Running out of memory is no error: it is counted, and the replay continues without the block.
 pub fn replay(
     trace: &Trace,
     subject: &mut dyn Subject,
@@ -62,7 +62,7 @@ pub fn replay(
             early = subject.counters();
         }
         if place % STRIDE == 0 && place > 0 {
-            progress(place as u64);
+            progress(place as u64)?;
         }
         if let Some(oom) = run.step(subject, event)? {
             let line = trace.line_of(place).unwrap_or(0);
@@ -73,7 +73,7 @@ pub fn replay(
         }
     }
     let wall_ns = begin.elapsed().as_nanos();
-    progress(events.len() as u64);
+    progress(events.len() as u64)?;
     let report = run.report(trace, setting, early, subject.counters(), wall_ns);
     Ok(Outcome { report, first_oom: run.first_oom })
 }

@@ -12,7 +12,7 @@ use glake_units::Bytes;
 
 fn replayed(name: &str) -> Report {
     let trace = Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)).unwrap();
-    replay(&trace, &mut Caching::new(Bytes::MAX), &Setting::default(), None, &mut |_| ()).unwrap().report
+    replay(&trace, &mut Caching::new(Bytes::MAX), &Setting::default(), None, &mut |_| Ok(())).unwrap().report
 }
 
 /// Dumped by torch 2.11 on an H200 after a dozen steps of a small model on two streams; torch reported 786,432,000 bytes

@@ -45,7 +45,7 @@ fn on(glake: &Glake, trace: &Trace, options: Options) -> Report {
 }
 
 fn run(trace: &Trace, subject: &mut dyn Subject) -> Report {
-    replay(trace, subject, &Setting::default(), None, &mut |_| ()).unwrap().report
+    replay(trace, subject, &Setting::default(), None, &mut |_| Ok(())).unwrap().report
 }
 
 fn expandable(trace: &Trace) -> Report {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use glake_replay::glake::{Glake, Options};
@@ -45,6 +46,9 @@ pub struct ReplayArguments {
     /// Write every block and compare its bytes when it is freed (slow; glake only)
     #[arg(long)]
     verify: bool,
+    /// Seconds for one trace under one policy; longer replays fail [default: 40, or .1 ms an event]
+    #[arg(long, value_name = "S")]
+    time_limit: Option<u64>,
     /// Draw live and reserved memory over time into this file (.svg), one panel a trace, one line a policy
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -57,6 +61,9 @@ pub struct ReplayArguments {
 fn milliseconds(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "it is a whole number of milliseconds, 0 or more".to_owned())
 }
+
+/// Time for the replay of a short trace.
+const LEAST_TIME: Duration = Duration::from_secs(40);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -150,7 +157,8 @@ pub(super) fn run(arguments: &ReplayArguments, config: &Config, output: &mut Out
         let mut panel = Panel { title: trace.name().to_owned(), begin_us, curves: Vec::new() };
         for &variant in &variants {
             let mut timeline = arguments.plot.as_ref().map(|_| Timeline::new());
-            let task = Task { trace, variant, subjects: &subjects, progress: &progress, done };
+            let seconds = arguments.time_limit.map_or_else(|| time_of(trace), Duration::from_secs);
+            let task = Task { trace, variant, subjects: &subjects, progress: &progress, done, seconds };
             let Outcome { mut report, first_oom } = task.replay(config.pool.limit, timeline.as_mut())?;
             if arguments.find_limit && report.ooms == 0 {
                 report.fit_limit = Some(task.find_limit(report.reserved_peak)?);
@@ -181,6 +189,25 @@ struct Task<'a> {
     progress: &'a Progress,
     /// Events of the replays before.
     done: u64,
+    /// Time after which the replay is given up.
+    seconds: Duration,
+}
+
+/// Returns the time for one replay of a trace: many times what recorded programs take, so that no file keeps the command for ever.
+fn time_of(trace: &Trace) -> Duration {
+    (Duration::from_micros(100) * u32::try_from(trace.events().len()).unwrap_or(u32::MAX)).max(LEAST_TIME)
+}
+
+/// Replay that was given up.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{events} of {all} events took {seconds} s, the time for a file of its length: give --time-limit, or replay the models alone \
+     (--policy caching,expandable)"
+)]
+struct TooLong {
+    events: u64,
+    all: usize,
+    seconds: u64,
 }
 
 impl Task<'_> {
@@ -188,7 +215,15 @@ impl Task<'_> {
         self.progress.say(format!("{} {}", self.trace.name(), self.variant.policy));
         let refused = |error| self.failed(&error);
         let mut subject = self.subjects.make(self.trace, self.variant, limit).map_err(refused)?;
-        let mut reach = |events| self.progress.reach(self.done + events);
+        let begin = Instant::now();
+        let mut reach = |events| {
+            self.progress.reach(self.done + events);
+            let (all, seconds) = (self.trace.events().len(), self.seconds.as_secs());
+            match begin.elapsed() > self.seconds {
+                true => Err(Refusal::Failed(Box::new(TooLong { events, all, seconds }))),
+                false => Ok(()),
+            }
+        };
         replay(self.trace, subject.as_mut(), &self.subjects.setting(self.variant), timeline, &mut reach)
             .map_err(refused)
     }

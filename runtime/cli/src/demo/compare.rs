@@ -58,7 +58,7 @@ pub(super) fn stage(machine: &Machine, trace: &Trace, config: &Config) -> Result
 
 fn needs(trace: &Trace, make: Make<'_>) -> Result<(Report, Bytes), DemoError> {
     let mut subject = make(Bytes::MAX)?;
-    let report = replay(trace, subject.as_mut(), &Setting::default(), None, &mut |_| ())?.report;
+    let report = replay(trace, subject.as_mut(), &Setting::default(), None, &mut |_| Ok(()))?.report;
     drop(subject);
     let ceiling = report.reserved_peak.max(LIMIT);
     let fit = find_limit(trace, ceiling, make, &mut |_| ())?;
@@ -84,7 +84,7 @@ pub(super) fn recorded(
     let trace = Trace::from_bytes(Path::new("convmix.trace.gz"), TRACE, None)?;
     let glake = Glake::on(machine.clone(), config.pool.clone());
     let mut subject = glake.subject(&trace, Options { gpu_lag_ms: 100, limit: None, verify: true })?;
-    let report = replay(&trace, subject.as_mut(), &Setting::default(), None, &mut |_| ())?.report;
+    let report = replay(&trace, subject.as_mut(), &Setting::default(), None, &mut |_| Ok(()))?.report;
     let recorded = trace.recorded().map(|recorded| recorded.reserved_peak);
     let says = format!(
         " A recorded training run, {} allocations, every block compared: {} reserved for {} live{}.",

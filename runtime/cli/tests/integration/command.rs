@@ -516,3 +516,10 @@ fn simulated_gpus_take_no_more_memory_than_the_machine_has() {
         );
     }
 }
+
+#[test]
+fn a_replay_ends_at_its_time_limit() {
+    let (code, error) =
+        refused(&["replay", "--policy", "caching", "--time-limit", "0", "tests/traces/convmix.trace.gz"]);
+    assert!(code == 1 && error.contains("events took 0 s") && error.contains("--time-limit"), "{error}");
+}
