@@ -272,7 +272,7 @@ static void leases(void) {
     CHECK(taken >= 2 * MIB && stats_of(0).lease_bytes == (int64_t)stats_of(0).made_bytes);
     OK(glake_lease_watch(NULL, NULL));
     OK(glake_free(block));
-    CHECK(glake_alloc(0, 64 * MIB, NULL, &block) == GLAKE_OUT_OF_MEMORY && strstr(glake_last_error(), "lease.growth") != NULL);
+    CHECK(glake_alloc(0, 64 * MIB, NULL, &block) == GLAKE_OUT_OF_MEMORY && strstr(glake_last_error(), "glake.lease.grant") != NULL);
     OK(glake_lease_set(0, GLAKE_LEASE_NONE));
     OK(glake_leave());
     FAILS(glake_join("a b", NULL), GLAKE_INVALID, "1 to 64 of the characters");
