@@ -37,7 +37,7 @@ environment "$tools"
 source=$target/wheel-source
 rm -rf "$wheels" "$source"
 mkdir -p "$source"
-cp -r pyproject.toml setup.py glake_switch.pth glake glake_switch ../../LICENSE "$source"
+cp -r pyproject.toml setup.py README.md glake_switch.pth glake glake_switch ../../LICENSE "$source"
 CARGO=$cargo "$python" licenses.py "$source/THIRD_PARTY_LICENSES"
 cp ../include/gmlake.h "$source/glake"
 for binary in glake libgmlake.so libglake_preload.so lib_glake.so; do
