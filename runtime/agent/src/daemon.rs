@@ -172,7 +172,7 @@ impl Options {
 /// Reads and checks a file that describes a server and its workers.
 ///
 /// # Errors
-/// What is wrong, with the path.
+/// Text of the error, with the path.
 pub fn read_file(path: &Path) -> Result<NodeFile, String> {
     let wrong = |error: &dyn fmt::Display| format!("{}: {error}", path.display());
     let file = NodeFile::parse(&std::fs::read_to_string(path).map_err(|error| wrong(&error))?);

@@ -463,7 +463,7 @@ pub enum ClientError {
     Silent {
         /// Path of the socket.
         path: PathBuf,
-        /// What the client waited for, and how long.
+        /// Frame or answer that did not arrive, and the time waited.
         found: String,
         /// Process that serves the socket, if it is stopped.
         stopped: Option<u32>,

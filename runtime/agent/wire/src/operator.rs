@@ -13,7 +13,7 @@ use crate::frame::MOST_BYTES;
 /// First and only frame of a client's connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// What the client asks for.
+    /// Question or command.
     #[serde(flatten)]
     pub ask: Ask,
     /// Milliseconds that a command may take. None: the agent's default, [`Ask::TIMEOUT`], or [`Ask::START_TIMEOUT`] if it starts a worker.
@@ -104,7 +104,7 @@ pub enum Answer {
     },
     /// The command is under way; sent twice a second to clients that know it.
     Waits {
-        /// What the command waits for.
+        /// Reason why the command is not done yet.
         why: String,
     },
     /// End of a successful answer.

@@ -35,8 +35,7 @@ pub struct ServeArguments {
     /// own]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
-    /// What happens to the workers that it has started when the agent ends by a signal [default: keep; as process 1, whose end is theirs:
-    /// stop]
+    /// Fate of the workers that the agent has started, once a signal ends the agent [default: keep; stop if the agent is process 1]
     #[arg(long, value_name = "WHAT", value_enum)]
     at_exit: Option<AtExit>,
     /// Say whether the file, its commands, the GPUs and the socket's folder are in order, and end
@@ -47,9 +46,9 @@ pub struct ServeArguments {
 /// Fate of started workers at the end of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AtExit {
-    /// They go on, and join the next agent
+    /// Workers go on, and join the next agent
     Keep,
-    /// SIGTERM, after 10 s SIGKILL
+    /// Workers get SIGTERM, and SIGKILL after 10 s
     Stop,
 }
 
