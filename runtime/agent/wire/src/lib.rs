@@ -16,6 +16,7 @@ mod earlier;
 mod frame;
 mod message;
 mod operator;
+mod snapshot;
 mod socket;
 
 pub use activity::{Activity, ActivityPage, ActivityView, PAGE_GPUS, PageError};
@@ -24,4 +25,8 @@ pub use descriptors::{receive, send};
 pub use frame::{Envelope, FrameError, Frames, MOST_BYTES, VERSION, frame};
 pub use message::{Denied, Hello, Holder, Holding, Occupancy, Peer, Tier, ToAgent, ToWorker, Welcome};
 pub use operator::{Answer, Ask, DecisionRow, Request, VictimRow, WorkerRow};
+pub use snapshot::{
+    GpuRow, LEAST_INTERVAL_MS, LoggedDecision, NeedRow, OperationKind, OperationRow, ProcessRow, RequestKind,
+    RequestPhase, RequestRow, Snapshot, WatchedWorker, WorkerGpuRow,
+};
 pub use socket::{SocketError, check_folder, check_server, default_path, find_socket};
