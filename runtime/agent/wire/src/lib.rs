@@ -19,6 +19,7 @@ mod frame;
 mod message;
 mod operator;
 mod page;
+mod snapshot;
 mod socket;
 
 pub use activity::{Activity, ActivityPage, ActivityView, PAGE_GPUS};
@@ -29,4 +30,8 @@ pub use frame::{Envelope, FrameError, Frames, MOST_BYTES, VERSION, frame};
 pub use message::{Denied, Hello, Holder, Holding, Occupancy, Peer, Tier, ToAgent, ToWorker, Welcome};
 pub use operator::{Answer, Ask, DecisionRow, Request, VictimRow, WorkerRow};
 pub use page::PageError;
+pub use snapshot::{
+    GpuRow, LEAST_INTERVAL_MS, LoggedDecision, NeedRow, OperationKind, OperationRow, ProcessRow, RequestKind,
+    RequestPhase, RequestRow, Snapshot, WatchedWorker, WorkerGpuRow,
+};
 pub use socket::{SocketError, check_folder, check_server, default_path, find_socket};
