@@ -30,6 +30,7 @@ use crate::journal::{Journal, JournalRecord};
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
 use crate::supervise::{self, Children};
+use crate::watch::Watchers;
 use crate::{
     Agent, DriverCommand, DriverRequest, Identity, LaunchError, Launcher, ListenError, launch, link, logs,
 };
@@ -272,7 +273,7 @@ pub(crate) async fn dead(pidfd: OwnedFd) -> io::Result<()> {
 pub(crate) struct Daemon {
     agent: RefCell<Agent>,
     pub(crate) meters: Meters,
-    begun: Instant,
+    pub(crate) begun: Instant,
     journal: RefCell<Journal>,
     links: RefCell<HashMap<WorkerId, Rc<Link>>>,
     /// Signals that the agent got an event.
@@ -290,6 +291,7 @@ pub(crate) struct Daemon {
     pub(crate) driver_requests: RefCell<Vec<DriverRequest>>,
     pub(crate) driver_requested: Notify,
     pub(crate) children: Children,
+    pub(crate) watchers: Watchers,
     pub(crate) own: OwnChildren,
 }
 
@@ -320,6 +322,7 @@ impl Daemon {
             runner: CheckpointRunner::new(options.driver.clone(), listener.path.clone(), own.clone()),
             driver_requests: RefCell::default(),
             driver_requested: Notify::new(),
+            watchers: Watchers::default(),
             own,
         }
     }

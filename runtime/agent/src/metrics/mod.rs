@@ -144,7 +144,8 @@ const fn experimental(metric: Metric) -> Metric {
 /// Returns all metrics, as `glake ps --metrics` prints them. Counters are present from the start, as 0.
 pub(crate) fn text(agent: &Agent) -> String {
     let mut text = Exposition::default();
-    let (arbiter, counts, gpus, rows) = (&agent.arbiter, &agent.counts, agent.gpus(), agent.rows());
+    let (arbiter, counts, gpus) = (&agent.arbiter, &agent.counts, agent.gpus());
+    let rows: Vec<WorkerRow> = agent.snapshot().workers.into_iter().map(|worker| worker.row).collect();
     let of = |gpu| counts.gpus.get(&gpu).copied().unwrap_or_default();
     text.metric(&GPU_LIMIT, each_gpu(&gpus, |gpu| arbiter.limit(gpu).get()));
     text.metric(&GPU_CLAIMED, each_gpu(&gpus, |gpu| arbiter.claimed(gpu).get()));

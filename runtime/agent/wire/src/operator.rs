@@ -88,6 +88,12 @@ pub enum Ask {
     Explain,
     /// Returns the agent's metrics in Prometheus' text format.
     Metrics,
+    /// Sends snapshots of the agent's state until the client closes the connection. A client that reads slowly gets the newest one, and the
+    /// number of those that it missed.
+    Watch {
+        /// Interval of snapshots in milliseconds, at least [`LEAST_INTERVAL_MS`](crate::LEAST_INTERVAL_MS).
+        every_ms: u64,
+    },
 }
 
 /// One frame of the answer.

@@ -588,6 +588,55 @@ mod tests {
         }
     }
 
+    /// A million garbled snapshots with `GLAKE_SOAK`.
+    #[test]
+    fn soak_a_garbled_snapshot_is_an_error_or_a_snapshot() {
+        let count = if std::env::var_os("GLAKE_SOAK").is_some() { 1_000_000 } else { 3_000 };
+        let row = WorkerRow { worker: "chat".to_owned(), gpus: vec!["0".to_owned()], ..WorkerRow::default() };
+        let gpu = WorkerGpuRow { gpu: "0".to_owned(), used: Some(Bytes::gib(1)), ..WorkerGpuRow::default() };
+        let operation = Some(OperationRow { what: OperationKind::Shrinking, ..OperationRow::default() });
+        let needs = vec![NeedRow { gpu: "0".to_owned(), bytes: Bytes::gib(2), granted: Bytes::gib(1) }];
+        let whole = Snapshot {
+            gpus: vec![GpuRow { others: vec![ProcessRow::default()], ..GpuRow::default() }],
+            workers: vec![WatchedWorker { row, gpus: vec![gpu], operation }],
+            requests: vec![RequestRow { needs, givers: vec!["a".to_owned()], ..RequestRow::default() }],
+            decisions: vec![LoggedDecision::default()],
+            ..Snapshot::default()
+        };
+        let sound = frame(&Envelope::unnumbered(Answer::Snapshot(whole))).unwrap();
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % below as u64).unwrap()
+        };
+        for _ in 0..count {
+            let mut json = sound[4..].to_vec();
+            for _ in 0..1 + random(4) {
+                let (from, to) = (random(json.len()), random(json.len()));
+                match random(4) {
+                    0 => json[from] = b"\"{}[]:,0e-\\x"[random(12)],
+                    1 => json.swap(from, to),
+                    2 => drop(json.remove(from)),
+                    _ => {
+                        let run = json[from..].iter().take(random(40)).copied().collect::<Vec<_>>();
+                        json.splice(to..to, run);
+                    }
+                }
+            }
+            let mut frames = Frames::default();
+            frames.push(&u32::try_from(json.len()).unwrap().to_le_bytes());
+            frames.push(&json);
+            let Ok(Some(Envelope { message: Answer::Snapshot(part), .. })) = frames.take::<Answer>() else {
+                continue;
+            };
+            let mut before = Snapshot::default();
+            before.append(part);
+            assert!(before.workers.len() + before.gpus.len() + before.requests.len() < json.len());
+        }
+    }
+
     #[test]
     fn words_and_fields_of_later_releases_are_passed_over() {
         let json = r#"{"op":"snapshot","v":1,"seq":0,"ack":0,"number":3,"colour":"red","workers":[{"row":{"worker":"a"},
