@@ -222,7 +222,7 @@ fn decode(record: &[u8; RECORD]) -> Result<Option<Counters>, PageError> {
     if page::word(record) == MAGIC && version != COUNTERS_VERSION {
         return Err(PageError::Version { found: version, known: COUNTERS_VERSION });
     }
-    Ok(page::decode(record).and_then(|words| counters(words)))
+    Ok(page::decode(record).and_then(counters))
 }
 
 fn counters(mut words: impl Iterator<Item = u64>) -> Option<Counters> {
