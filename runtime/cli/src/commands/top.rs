@@ -196,19 +196,23 @@ fn watch(mut feed: Feed, mut app: App, interval: Duration) -> Result<(), Failure
         Failure::failed(format_args!("the terminal cannot be used ({error}): try --once, or --json"))
     })?;
     let (send, answers): (Sender<String>, Receiver<String>) = channel();
-    let mut update = first(&mut feed);
+    let (mut update, mut is_stale) = (first(&mut feed), true);
     loop {
         if let Some(update) = &update {
             show(&mut app, update, &feed);
         }
         app.set_may_command(feed.agent().is_some_and(is_own));
-        if let Some(answer) = answers.try_iter().last() {
-            app.say(&answer);
+        let answer = answers.try_iter().last();
+        if let Some(answer) = &answer {
+            app.say(answer);
         }
-        screen.draw(&mut app)?;
+        if is_stale || update.is_some() || answer.is_some() {
+            screen.draw(&mut app)?;
+        }
         // Keys at once, a snapshot within a tenth of a second.
-        let until = Instant::now() + interval.min(Duration::from_millis(100));
-        match screen.wait(until)? {
+        let input = screen.wait(Instant::now() + interval.min(Duration::from_millis(100)))?;
+        is_stale = input.is_some();
+        match input {
             Some(Input::End) => return Ok(()),
             Some(Input::Key(key)) => match app.press(key) {
                 Wish::Quit => return Ok(()),

@@ -306,7 +306,7 @@ fn bar(
         let letter = letter.map(String::from).unwrap_or_default();
         let text = text.unwrap_or(if room > 1 || letter.is_empty() { "" } else { &letter });
         let text = if text.is_empty() && room > 1 { letter.as_str() } else { text };
-        let gap = if text.chars().count() + 1 < room && !view.look.has_colours() { " " } else { "" };
+        let gap = if text.chars().count() + 1 < room && !text.is_empty() { " " } else { "" };
         put(buffer, area, column + begin, y, room, &format!("{text}{gap}"), fill.text);
     };
     for part in &gpu.parts {

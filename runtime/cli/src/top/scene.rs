@@ -269,7 +269,7 @@ impl Scene {
         }
         rows.sort_by(order);
         Scene {
-            source: "no agent: processes of this user, from their own counters".to_owned(),
+            source: "no agent: processes' own counters".to_owned(),
             gpus: shown,
             rows,
             ..Scene::default()
