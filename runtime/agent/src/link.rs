@@ -333,6 +333,7 @@ pub(crate) async fn answer(
             whole(decisions.into_iter().map(|of| Answer::Decision(of.row)))
         }
         Ask::Metrics => {
+            daemon.glance(watch::LONGEST_GLANCE).await;
             daemon.look();
             whole([Answer::Text { text: daemon.ask(crate::metrics::text) }].into_iter())
         }

@@ -215,8 +215,8 @@ impl Picture<'_> {
                 fixed: told(|held| held.fixed),
                 discardable: told(|held| held.discardable),
                 evicted: told(|held| held.evicted),
-                in_files: None,
-                in_peers: None,
+                in_files: held.and_then(|held| held.in_files),
+                in_peers: held.and_then(|held| held.in_peers),
                 discarded: told(|held| held.room),
                 hosted: told(|held| held.hosted),
             })

@@ -37,7 +37,7 @@ const SLOT: Duration = Duration::from_millis(LEAST_INTERVAL_MS);
 /// Longest interval of snapshots.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest wait of a snapshot for the meters.
-const LONGEST_GLANCE: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_GLANCE: Duration = Duration::from_millis(50);
 /// Limit of clients that watch at a time.
 const MOST_WATCHERS: usize = 256;
 /// Size of the kernel's buffer for a watcher: what it holds is old when the watcher reads it.

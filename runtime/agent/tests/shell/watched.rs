@@ -226,3 +226,42 @@ fn odd_requests_to_watch_break_only_their_own_connection() {
     assert!(next(&mut watched).workers.is_empty());
     drop(node.joined("good 10GiB"));
 }
+
+/// Neither a watcher that has left nor one that does not read keeps the agent awake.
+#[test]
+fn without_a_waiting_watcher_nothing_wakes_the_agent() {
+    let node = Node::new(Bytes::gib(24));
+    let mut worker = node.joined("model 10GiB");
+    worker.tell("want");
+    worker.hear("resident").unwrap();
+    let mut watched = watch(&node);
+    next(&mut watched);
+    let before = node.wakes();
+    next(&mut watched);
+    assert!(node.wakes() > before);
+    drop(watched);
+    // What is under way ends; then no time is too long.
+    std::thread::sleep(Duration::from_millis(500));
+    let before = node.wakes();
+    std::thread::sleep(Duration::from_secs(if std::env::var_os("GLAKE_SOAK").is_some() { 20 } else { 1 }));
+    assert_eq!(node.wakes(), before);
+}
+
+#[test]
+fn a_removed_socket_is_back_at_once() {
+    let node = Node::new(Bytes::gib(24));
+    let path = socket(node.folder.path());
+    for moved in [false, true] {
+        let begin = Instant::now();
+        match moved {
+            true => std::fs::rename(&path, path.with_extension("moved")).unwrap(),
+            false => std::fs::remove_file(&path).unwrap(),
+        }
+        while !path.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Looks at an interval would take 15 s.
+        assert!(begin.elapsed() < Duration::from_secs(7), "{:?}", begin.elapsed());
+        drop(node.joined("good 10GiB"));
+    }
+}
