@@ -28,10 +28,11 @@ use crate::top::scene::{Process, Reading, waste_of};
 use crate::top::screen::{Input, Screen};
 
 const TOP: &str = "\
-With an agent (glake serve) rows are workers; choose one, and put it to sleep (s)
-or wake it (w) after one question. Without one, rows are this user's processes
-with a GLake pool, from the counters that each publishes; root sees all users'.
-If the agent ends, glake top says so and goes on without it.
+With an agent (glake serve) rows are workers: choose one, put it to sleep (s) or
+wake it (w); each is asked once. Without an agent, rows are processes of this
+user (root: of all users) with a GLake pool, from the counters that each
+publishes. If the agent ends, glake top says so, and goes on without it until
+one is back.
 
 Bars:
   a colour or pattern  memory of the worker or process with that mark below

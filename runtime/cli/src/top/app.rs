@@ -244,7 +244,7 @@ impl App {
     /// Returns the height at which a frame without keys shows everything, within reason.
     pub fn height_once(&self) -> u16 {
         let Scene { is_agent, gpus, rows, queue, events, .. } = &self.scene;
-        let lists = if *is_agent { 2 + 2 * queue.len().min(20) + 1 + events.len().min(10) } else { 3 };
+        let lists = if *is_agent { 2 + 4 * queue.len().min(20) + 1 + 2 * events.len().min(12) } else { 3 };
         let whole = 6 + gpus.len().max(1) + rows.len().clamp(1, 100) + lists;
         u16::try_from(whole.clamp(8, 400)).unwrap_or(400)
     }

@@ -158,13 +158,12 @@ fn waiting() -> Snapshot {
         RequestRow {
             givers: vec!["code".to_owned(), "chat".to_owned()],
             giver_count: 2,
-            why: "code was idle, its memory leaves; chat is busy, and stops at its next safe point"
-                .to_owned(),
+            why: "the uses of code and chat have to end, or to stop at a safe point".to_owned(),
             ..request("draft", RequestKind::Refill, RequestPhase::Granting, 38, 16, 2.1)
         },
         RequestRow {
             behind: Some("draft".to_owned()),
-            why: "its turn has not come, and it has the same priority".to_owned(),
+            why: "draft comes first on its GPU".to_owned(),
             ..request("eval", RequestKind::Refill, RequestPhase::Waiting, 60, 0, 0.4)
         },
     ];
