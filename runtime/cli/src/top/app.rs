@@ -137,9 +137,10 @@ impl App {
         }
     }
 
-    /// Sets what is wrong with the source.
-    pub fn set_notice(&mut self, notice: Option<String>) {
-        self.view.notice = notice;
+    /// Sets what is wrong with the source; returns whether that is news.
+    pub fn set_notice(&mut self, notice: Option<String>) -> bool {
+        let before = std::mem::replace(&mut self.view.notice, notice);
+        before != self.view.notice
     }
 
     /// Sets whether the agent takes commands of this user.
