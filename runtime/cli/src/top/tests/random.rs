@@ -199,9 +199,9 @@ fn soak_a_million_random_contents_are_drawn() {
             let status = std::fs::read_to_string("/proc/self/statm").unwrap();
             status.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
         };
-        draw_random(100_000, 2);
+        draw_random(200_000, 2);
         let before = resident();
-        draw_random(900_000, 3);
+        draw_random(1_800_000, 3);
         let after = resident();
         assert!(after < before + (16 << 20), "{before} bytes became {after}");
     }
