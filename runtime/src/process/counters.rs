@@ -80,6 +80,7 @@ impl CountersWriter {
     /// Adds a started pool to the counters. Creates the page for the first one; without a page the process is not seen, and works.
     pub(super) fn add_pool(&self, pool: &Arc<GpuPool>) {
         let mut state = self.state.lock();
+        state.pools.retain(|pool| pool.strong_count() > 0);
         state.pools.push(Arc::downgrade(pool));
         if state.page.is_none() {
             match open(self.backend.get().map_or("", String::as_str)) {
