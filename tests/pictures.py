@@ -168,8 +168,9 @@ def alone(build: pathlib.Path) -> str:
         scene.start("python3", scene.folder / "train.py", "--worker", "train", "--mebibytes", "2048", "--fragmented")
         time.sleep(12)
         scene.start("python3", scene.folder / "serve.py", "--worker", "serve", "--mebibytes", "1536", "--asleep")
-        scene.until("serve sleeps", lambda: scene.shows("asleep"))
         time.sleep(12)
+        # Other programs of this user with a pool would be on the screen too.
+        scene.until("serve sleeps, and nothing else has a pool", lambda: scene.shows("2 processes", "asleep"))
         return scene.screen()
 
 
