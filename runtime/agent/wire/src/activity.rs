@@ -7,7 +7,10 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fcntl_setfl, fstat,
+    ftruncate, memfd_create,
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 const SIZE: u64 = 4096;
@@ -105,6 +108,8 @@ impl ActivityView {
         if !sealed || u64::try_from(size) != Ok(SIZE) {
             return Err(PageError::Unsealed);
         }
+        // A write of the worker would make each read store the time of an access, which nobody reads.
+        let _ = fcntl_getfl(&page).and_then(|flags| fcntl_setfl(&page, flags | OFlags::NOATIME));
         Ok(ActivityView { file: File::from(page) })
     }
 
