@@ -158,12 +158,12 @@ class Rig:
     def node(self):
         """Two engines of an agent, which has room for one and a half."""
         # What one has: weights and cache, or in the rehearsal what simulated_worker.py takes; and the contexts.
-        budget = "1792MiB" if self.simulated else "64GiB"
+        budget, weights = ("2560MiB", "768MiB") if self.simulated else ("64GiB", "16GiB")
         folder = self.folder / "node"
         folder.mkdir(mode=0o700)
         toml = f'[node]\nbudget = "{budget}"\n'
         for name, port in (("a", 8101), ("b", 8102)):
-            toml += f'[[worker]]\nname = "{name}"\nweights = "16GiB"\ncommand = {json.dumps(self.command(port, True))}\n'
+            toml += f'[[worker]]\nname = "{name}"\nweights = "{weights}"\ncommand = {json.dumps(self.command(port, True))}\n'
         (folder / "node.toml").write_text(toml)
         environment = self.environment | {"GLAKE_AGENT": str(folder / "agent.sock")}
         device = ["--device", f"sim:h200x4@{folder}/gpus"] if self.simulated else []
@@ -174,7 +174,10 @@ class Rig:
         try:
             servers = [Server(8101), Server(8102)]
             for server in servers:
-                server.wait(560)
+                while not server.is_up():
+                    if agent.poll() is not None:
+                        raise RuntimeError((folder / "agent.log").read_text())
+                    time.sleep(0.5)
             yield servers
         finally:
             agent.terminate()

@@ -261,6 +261,23 @@ worker.shutdown()
 assert worker.steps == -1 and _engine.here() is None
 """)
 
+    def test_a_program_that_calls_the_steps_itself_ends_the_use_with_the_last_request(self):
+        self.check(
+            """
+worker.compile_or_warm_up_model()
+step(start="ab")
+scheduler.request_finished(types.SimpleNamespace(request_id="a"), [])
+assert uses() == 1
+scheduler.request_finished(types.SimpleNamespace(request_id="b"), [])
+assert uses() == 0
+glake.shrink()
+assert worker.sample_tokens(None) == "sampled", "of the step before, when its sampling was put off"
+step(start="c")
+assert uses() == 1
+""",
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        )
+
     def test_a_busy_engine_is_parked_between_two_steps(self):
         self.check("""
 worker.compile_or_warm_up_model()
@@ -373,7 +390,10 @@ assert after.glake is not None
 worker.shutdown()
 def refused():
     raise glake.StateError("CUDA is in use")
-glake.enable = refused
+glake.enable, glake.backend = refused, lambda: "compiled"
+assert _worker.Worker(vllm_config=config).glake is not None, "the program has enabled it"
+_engine.here().end()
+glake.backend = lambda: None
 plain = _worker.Worker(vllm_config=config)
 assert plain.glake is None and said == ["GLake leaves this worker alone: CUDA is in use"], said
 output = fake.output(None)

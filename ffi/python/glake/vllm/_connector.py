@@ -10,6 +10,7 @@ The worker's hooks of a step come too late: by then a step has copied its inputs
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ class Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._instance: str = vllm_config.instance_id
         self._blocks: int = kv_cache_config.num_blocks
         self._running: set[str] = set()
+        # A program that calls the engine's steps itself makes none after its last request; elsewhere an empty one follows.
+        self._is_stepped = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1").strip() == "0"
         self._pool: Any = None
 
     # The scheduler's side.
@@ -56,6 +59,10 @@ class Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         self._running.discard(request.request_id)
+        if self._is_stepped and not self._running:
+            engine = _engine.of(self._instance)
+            if engine is not None:
+                engine.uses.end()
         return False, None
 
     request_finished_all_groups = request_finished

@@ -17,7 +17,7 @@ from ._engine import Engine
 _OUTSIDE = frozenset(
     """annotate_profile check_health discard execute_model get_cache_block_size_bytes get_compilation_match_table get_draft_model
     get_encoder_timing_stats get_kv_cache_spec get_kv_connector_handshake_metadata get_model get_model_inspection get_supported_tasks
-    init_device list_loras load_model reset_encoder_cache reset_mm_cache sample_tokens shutdown sleep supports_draft_weight_updates
+    init_device list_loras load_model reset_encoder_cache reset_mm_cache shutdown sleep supports_draft_weight_updates
     take_draft_token_ids update_config update_max_model_len wake_up""".split()
 )
 
@@ -50,7 +50,8 @@ class OverGLake(_Behind):  # type: ignore[misc]
             logger.warning("GLake leaves this worker alone: it serves another engine in this process")
             return False
         try:
-            glake.enable()
+            if glake.backend() is None:
+                glake.enable()
             return True
         except glake.Error as error:
             logger.warning("GLake leaves this worker alone: %s", error)
