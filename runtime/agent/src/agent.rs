@@ -19,6 +19,7 @@ use glake_wire::{
 use crate::contexts::DriverRequests;
 use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker, activity_of};
+use crate::snapshot::Reading;
 use crate::{DriverAction, Entry, Identity, JournalRecord};
 
 /// Limit of unacknowledged messages to a worker; beyond it, the agent closes the connection until the next hello.
@@ -37,7 +38,9 @@ pub struct Agent {
     pub(crate) now: Duration,
     epoch: u64,
     /// Memory of each GPU.
-    totals: Vec<Bytes>,
+    pub(crate) totals: Vec<Bytes>,
+    /// Last reading of each GPU's meter, for snapshots.
+    pub(crate) readings: BTreeMap<GpuId, Reading>,
     /// Workers with messages to send.
     outbound: BTreeSet<WorkerId>,
     pub(crate) to_measure: BTreeSet<GpuId>,
@@ -100,6 +103,7 @@ impl Agent {
             now: Duration::ZERO,
             epoch,
             totals: Vec::new(),
+            readings: BTreeMap::new(),
             outbound: BTreeSet::new(),
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),

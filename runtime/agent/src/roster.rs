@@ -287,11 +287,15 @@ impl Roster {
         self.by_name.get(name).copied()
     }
 
-    /// Returns the display name of a gang: that of its only worker, or of its ranks without their numbers.
-    pub(crate) fn gang_name(&self, gang: GangId) -> String {
-        let named = self.workers.values().find(|worker| worker.gang == gang);
-        let name = named.map(|worker| base(&worker.name)).or_else(|| Some(self.ended.get(&gang)?));
-        name.map_or_else(|| format!("worker {gang}"), str::to_owned)
+    /// Returns the display names of gangs, ended ones included: that of the only worker, or of ranks without their numbers.
+    pub(crate) fn gang_names(&self) -> HashMap<GangId, &str> {
+        let ended = self.ended.iter().map(|(gang, name)| (*gang, name.as_str()));
+        ended.chain(self.workers.values().map(|worker| (worker.gang, base(&worker.name)))).collect()
+    }
+
+    /// Returns the workers of a gang.
+    pub(crate) fn workers_of(&self, gang: GangId) -> impl Iterator<Item = &Worker> {
+        self.workers.values().filter(move |worker| worker.gang == gang)
     }
 
     /// Forgets the names of ended gangs except those of `logged`.
@@ -379,12 +383,10 @@ impl Roster {
         Profile { priority, tenant: *self.tenants.entry(tenant).or_insert(next), preempt, max_pause }
     }
 
-    /// Returns the display name of a worker's tenant.
-    pub(crate) fn tenant(&self, worker: &Worker) -> String {
-        match self.told(&worker.name).map(|told| told.tenant.clone()) {
-            Some(tenant) if !tenant.is_empty() => tenant,
-            _ => format!("uid {}", worker.who.uid),
-        }
+    /// Returns the tenants that the file names, by name of the worker.
+    pub(crate) fn tenants(&self) -> HashMap<&str, &str> {
+        let told = self.file.workers.iter().filter(|told| !told.tenant.is_empty());
+        told.map(|told| (told.name.as_str(), told.tenant.as_str())).collect()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::gang::{Gang, Growth, Presence, State};
 use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::ledger::Ledger;
-use crate::log::{Decision, Log, Outcome};
+use crate::log::{Log, LoggedDecision, Outcome, Timings};
 use crate::{Action, Denied, Event, GangId, GpuId, Profile, Settings, UseState, WorkerId};
 
 /// Arbiter of the memory of a server's GPUs.
@@ -77,8 +77,13 @@ impl Arbiter {
     }
 
     /// Returns the latest decisions, the oldest first.
-    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+    pub fn decisions(&self) -> impl Iterator<Item = &LoggedDecision> {
         self.log.decisions()
+    }
+
+    /// Returns the durations of waits and operations so far.
+    pub fn timings(&self) -> &Timings {
+        &self.log.timings
     }
 
     /// Returns the accounted memory of each worker on each GPU.

@@ -104,6 +104,8 @@ pub(crate) enum State {
         since: Duration,
         by: Option<Duration>,
         leaving: Bytes,
+        /// Memory that has been returned since.
+        returned: Bytes,
         dirty: Bytes,
         /// Upper bound of the bytes that go to host memory.
         hosting: Bytes,
@@ -422,6 +424,8 @@ pub(crate) struct ContextState {
     pub(crate) presence: Presence,
     /// Worker whose contexts left; the gang may get another rank meanwhile.
     pub(crate) worker: Option<WorkerId>,
+    /// Time of the last change of `presence`.
+    pub(crate) since: Duration,
     /// Time since which the gang rests.
     pub(crate) rests_since: Duration,
     /// Earliest time of the next checkpoint after a failed one.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, checkpoint, demo, doctor, node, plan, replay, run, serve, topo};
+use super::{bench, checkpoint, demo, doctor, node, plan, replay, run, serve, top, topo};
 use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -116,6 +116,10 @@ pub enum Command {
     Stop(node::StopArguments),
     /// The last decisions of the node agent: who waited, who was chosen, why, predicted and real times
     Explain(node::ExplainArguments),
+    /// Who has the GPUs' memory, who waits for it, for whom and why, on a screen that follows it
+    ///
+    /// Works with a node agent, and without one over the counters that processes publish.
+    Top(top::TopArguments),
     /// A process that was shrunk leaves its GPUs wholly, its context too, and comes back
     ///
     /// The driver's checkpoint: it locks the process, takes what it has on GPUs to host memory, and gives the GPUs' memory
@@ -167,6 +171,7 @@ impl Command {
             | Command::Start(_)
             | Command::Stop(_)
             | Command::Explain(_)
+            | Command::Top(_)
             | Command::Checkpoint(_)
             | Command::Topo(_)
             | Command::Doctor(_)
