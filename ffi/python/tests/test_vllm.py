@@ -10,7 +10,7 @@ import unittest
 
 import child
 
-HERE = pathlib.Path(__file__).resolve().parent / "vllm"
+HERE = pathlib.Path(__file__).resolve().parent / "of_vllm"
 
 
 def _load(name, path):
@@ -72,7 +72,7 @@ def step(*, start=(), stop=()):
         scheduler.update_state_after_alloc(types.SimpleNamespace(request_id=request), None, 0)
     for request in stop:
         assert scheduler.request_finished(types.SimpleNamespace(request_id=request), []) == (False, None)
-    output = fake.output(None)
+    output = fake.output(len(scheduler._running))
     output.kv_connector_metadata = scheduler.build_connector_meta(output)
     return worker.execute_model(output)
 def uses():
@@ -127,12 +127,20 @@ class Live(unittest.TestCase):
                 elements = {start + entry * strides[index] for start in elements for entry in entries}
             told = {byte for first, end in found for byte in range(first, end)}
             self.assertLessEqual({byte for element in elements for byte in range(element * item, (element + 1) * item)}, told)
+            told_of_joined = live.ranges(live.joined(parts), live.runs(chosen))
+            self.assertLessEqual(set(found), {pair for pair in found if any(a <= pair[0] and pair[1] <= b for a, b in told_of_joined)})
             if order[0] == 0 and stride == dimensions[0] * strides[0] and 1 in strides:
                 self.assertEqual(len(told), len(chosen) * strides[0] * kernels * item, "blocks that lie apart tell nothing else")
             self.assertEqual(found, sorted(found))
 
     def test_an_unknown_layout_has_no_parts(self):
         self.assertIsNone(live.parts(0, [3, 4], [4, 1], 2, 100))
+
+    def test_parts_that_touch_are_joined(self):
+        layers = [live.Part(offset * 1024, 4096, 1024) for offset in range(4)]
+        self.assertEqual(live.joined(reversed(layers)), [live.Part(0, 4096, 4096)])
+        self.assertEqual(live.joined([live.Part(0, 4096, 3900)]), [live.Part(0, 4096, 4096)], "a gap that is copied anyway")
+        self.assertEqual(live.joined([live.Part(0, 100, 100), live.Part(700, 100, 100)]), [live.Part(0, 100, 100), live.Part(700, 100, 100)])
 
     def test_runs(self):
         self.assertEqual(live.runs([0, 1, 2, 5, 7, 8]), [(0, 3), (5, 6), (7, 9)])
@@ -184,17 +192,19 @@ assert config.parallel_config.worker_cls == "glake.vllm._worker.Worker"
 assert config.model_config.sleep_mode_backend == "glake"
 connector = config.kv_transfer_config
 assert (connector.kv_connector, connector.kv_connector_module_path) == ("Connector", "glake.vllm._connector")
-assert connector.kv_connector_extra_config == {"utilization": 0.92} and config.cache_config.gpu_memory_utilization == 0.02
+assert connector.kv_connector_extra_config == {"utilization": 0.92} and config.cache_config.gpu_memory_utilization < 1e-3
 assert arguments == fake.EngineArgs(), "the user's arguments stay as they are"
 given = fake.EngineArgs(gpu_memory_utilization=0.5).create_engine_config()
 assert given.cache_config.gpu_memory_utilization == 0.5 and not given.kv_transfer_config.kv_connector_extra_config
 given = fake.EngineArgs(kv_cache_memory_bytes=1 << 30).create_engine_config()
-assert given.cache_config.kv_cache_memory_bytes == 1 << 30 and given.cache_config.gpu_memory_utilization == 0.02
+assert given.cache_config.kv_cache_memory_bytes == 1 << 30 and given.cache_config.gpu_memory_utilization < 1e-3
 assert not given.kv_transfer_config.kv_connector_extra_config
 assert not said, said
 assert "GLAKE_WORKER" not in os.environ
 fake.EngineArgs(tensor_parallel_size=2).create_engine_config()
 assert os.environ["GLAKE_WORKER"] == f"vllm-{os.getpid()}"
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+assert fake.EngineArgs(tensor_parallel_size=2).create_engine_config().parallel_config.worker_cls == "auto"
 """)
 
     def test_an_engine_that_is_not_supported_starts_as_without(self):
@@ -209,6 +219,10 @@ for word, given in {
     "--pipeline-parallel-size is above 1": dict(pipeline_parallel_size=2),
     "--distributed-executor-backend is ray": dict(distributed_executor_backend="ray"),
     "--enable-return-routed-experts": dict(enable_return_routed_experts=True),
+    "--nnodes is above 1": dict(nnodes=2),
+    "--ec-transfer-config": dict(ec_transfer_config=object()),
+    "--enable-eplb": dict(enable_eplb=True),
+    "Step5ForCausalLM excludes": dict(architectures=("Step5ForCausalLM",)),
     "encoder-decoder": dict(is_encoder_decoder=True),
     "run for pooling": dict(runner_type="pooling"),
     "ValueError: excluded with a connector": dict(excludes=True),
@@ -255,8 +269,11 @@ step(stop="a")
 assert uses() == 1
 step(stop="b")
 assert uses() == 0
+fake.Worker.touch = staticmethod(lambda: None)
+glake.shrink()
 step()
-assert uses() == 0, "an empty step between requests"
+assert uses() == 0 and resident() == 0, "an empty step after another brings nothing back"
+assert worker.is_static() == "static"
 worker.shutdown()
 assert worker.steps == -1 and _engine.here() is None
 """)
@@ -329,6 +346,14 @@ step(stop="a")
 worker.sleep(2)
 worker.wake_up()
 assert resident() == all
+# A trainer that has the room of the cache: calls use what is awake.
+worker.sleep(1)
+worker.wake_up(["weights"])
+fake.Worker.touch = staticmethod(lambda: None)
+worker.add_lora("adapter")
+assert resident() == 8 * MIB
+fake.Worker.touch = staticmethod(touch)
+worker.wake_up(["kv_cache"])
 worker.sleep()
 worker.sleep()
 worker.wake_up(["weights", "nothing"])
@@ -336,6 +361,53 @@ worker.wake_up(None)
 assert resident() == all
 sealed = {one["tag"]: one["sealed"] for one in glake.regions()}
 assert sealed["weights"] and not sealed["kv_cache"]
+""")
+
+    def test_level_2_gives_the_weights_up_and_nothing_else(self):
+        self.check("""
+_sleep.whole = lambda parameter: parameter
+class Parameter:
+    is_cuda = True
+    def __init__(self, address, size):
+        self.address, self.size = address, size
+        self.__cuda_array_interface__ = dict(data=(address, False), shape=(size,), typestr="|u1", version=3)
+    def numel(self):
+        return self.size
+    def untyped_storage(self):
+        return types.SimpleNamespace(data_ptr=lambda: self.address)
+with worker._maybe_get_memory_pool_context("weights"):
+    kept, other = glake.allocate(2 * MIB), glake.allocate(4 * MIB)
+# One that is empty, and one whose bytes are the host's.
+worker.model.parameters = [("first", Parameter(weights, 8 * MIB)), ("second", Parameter(other, 4 * MIB)), ("kept", Parameter(kept, 2 * MIB)),
+                           ("empty", Parameter(0, 0)), ("host", Parameter(4096, 64))]
+config.model_config.sleep_preserve_parameter_names = ["k*pt"]
+worker.compile_or_warm_up_model()
+copied = []
+shrink = glake.shrink
+glake.shrink = lambda *a, **k: copied.append(shrink(*a, **k)) or copied[-1]
+worker.sleep(2)
+assert copied[-1]["copied"] == (16 + 2) * MIB, copied
+worker.wake_up()
+worker.sleep(1)
+assert copied[-1]["copied"] == (16 + 14) * MIB, copied
+worker.wake_up()
+# A sleep that fails leaves the weights as they were.
+glake.shrink = lambda: 1 / 0
+try:
+    worker.sleep(2)
+except ZeroDivisionError:
+    pass
+glake.shrink = shrink
+assert glake.shrink()["undefined"] == 0
+""")
+
+    def test_an_engine_that_is_dropped_makes_room_for_the_next(self):
+        self.check("""
+import gc
+gc.disable()
+worker.compile_or_warm_up_model()
+del worker
+assert _engine.here() is None
 """)
 
     def test_without_room_a_step_waits_and_a_wake_is_an_error(self):
@@ -392,11 +464,11 @@ def refused():
     raise glake.StateError("CUDA is in use")
 glake.enable, glake.backend = refused, lambda: "compiled"
 assert _worker.Worker(vllm_config=config).glake is not None, "the program has enabled it"
-_engine.here().end()
 glake.backend = lambda: None
 plain = _worker.Worker(vllm_config=config)
 assert plain.glake is None and said == ["GLake leaves this worker alone: CUDA is in use"], said
-output = fake.output(None)
+assert (config.cache_config.gpu_memory_utilization, config.model_config.sleep_mode_backend) == (0.92, "cumem"), "as its user had it"
+output = fake.output(1)
 output.kv_connector_metadata = scheduler.build_connector_meta(output)
 assert plain.execute_model(output) == 1 and plain.compile_or_warm_up_model() == "times"
 """)
@@ -407,6 +479,8 @@ scheduler.bind_gpu_block_pool(pool)
 engine = _engine.here()
 assert engine.blocks() == [(0, 1), (2, 4), (5, 6)]
 pool.cached_block_hashes_by_block = {1: "part"}
+assert engine.blocks() == [(0, 1), (2, 4), (5, 6)], "between two steps they are looked for once"
+step(start="a")
 assert engine.blocks() == [(0, 4), (5, 6)]
 """)
 
@@ -417,13 +491,16 @@ engine.end()
 alone = connector("scheduler")
 alone.bind_gpu_block_pool(pool)
 alone.update_state_after_alloc(types.SimpleNamespace(request_id="a"), None, 0)
-told = alone.build_connector_meta(fake.output(None, new=[([4, 5], [2])], cached=[None, ([1], [])]))
-assert (told.is_last, told.taken, told.counted) == (False, [4, 5, 2, 1], None)
+told = alone.build_connector_meta(fake.output(3, new=[([4, 5], [2])], cached=[None, ([1], [])]))
+assert (told.is_empty, told.taken, told.counted) == (False, [4, 5, 2, 1], None), told
+copied = alone.build_connector_meta(fake.output(1, copies=[(1, 3)]))
+assert copied.taken == [1, 3], copied
+assert engine.blocks() == [(0, 1)], engine.blocks()
 engine.told(told.taken, told.counted)
 assert engine.blocks() == [(0, 3), (4, 6)]
 alone.request_finished_all_groups(types.SimpleNamespace(request_id="a"), ())
-last = alone.build_connector_meta(fake.output(None))
-assert (last.is_last, last.counted) == (True, [(0, 1), (2, 4), (5, 6)])
+last = alone.build_connector_meta(fake.output(0))
+assert (last.is_empty, last.counted) == (True, [(0, 1), (2, 4), (5, 6)])
 engine.told(last.taken, last.counted)
 assert engine.blocks() == [(0, 1), (2, 4), (5, 6)]
 """)

@@ -13,9 +13,11 @@ from typing import Any
 from . import _names, logger
 
 # Lets vLLM start beside other processes, whatever is free: the cache's size then comes from the worker's own measurement.
-LOW_UTILIZATION = 0.02
+LOW_UTILIZATION = 1e-6
 # Longer than an engine is ever parked: the executor of several ranks gives a step that takes longer up.
 _STEP_SECONDS = 7 * 24 * 3600
+# Models whose workers end where a connector is set, whatever it does.
+_WITHOUT_CONNECTORS = ("Step5", "Qwen4Exp")
 
 
 def install() -> None:
@@ -55,8 +57,7 @@ def _config(original: Any, arguments: Any, args: Any, kwargs: Any) -> Any:
             config = original(_changed(arguments), *args, **kwargs)
             reason = _refusal_of(config)
             if reason is None:
-                if getattr(config.model_config, "sleep_mode_backend", None) == "cumem":
-                    config.model_config.sleep_mode_backend = "glake"
+                _accepted(config)
                 return config
         except Exception as error:
             # The user's own error comes again, without GLake's arguments in it.
@@ -64,6 +65,16 @@ def _config(original: Any, arguments: Any, args: Any, kwargs: Any) -> Any:
     config = original(arguments, *args, **kwargs)
     logger.warning("GLake leaves this engine alone: %s", reason)
     return config
+
+
+def _accepted(config: Any) -> None:
+    """Completes the configuration of an engine that GLake serves, and the environment that its processes inherit."""
+    if getattr(config.model_config, "sleep_mode_backend", None) == "cumem":
+        config.model_config.sleep_mode_backend = "glake"
+    os.environ.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(_STEP_SECONDS))
+    if config.parallel_config.world_size > 1:
+        # Ranks that find the same name at the node agent get memory together.
+        os.environ.setdefault("GLAKE_WORKER", f"vllm-{os.getpid()}")
 
 
 def _refusal(arguments: Any) -> str | None:
@@ -78,7 +89,11 @@ def _refusal(arguments: Any) -> str | None:
         return "another KV connector is set (--kv-transfer-config, --kv-offloading-size)"
     if arguments.enable_return_routed_experts:
         return "--enable-return-routed-experts excludes KV connectors"
-    for flag in ("data_parallel_size", "pipeline_parallel_size"):
+    if arguments.ec_transfer_config is not None:
+        return "--ec-transfer-config is set, whose threads use GPU memory between steps"
+    if arguments.enable_eplb:
+        return "--enable-eplb is set, whose thread moves weights between steps"
+    for flag in ("data_parallel_size", "pipeline_parallel_size", "nnodes"):
         if getattr(arguments, flag) > 1:
             return f"--{flag.replace('_', '-')} is above 1"
     if arguments.distributed_executor_backend not in (None, "uni", "mp"):
@@ -93,6 +108,13 @@ def _refusal_of(config: Any) -> str | None:
         return "encoder-decoder models exclude KV connectors"
     if model.runner_type != "generate":
         return f"the model is run for {model.runner_type}, not to generate"
+    refusing = [name for name in model.architectures or () if name.startswith(_WITHOUT_CONNECTORS)]
+    if refusing:
+        return f"{refusing[0]} excludes KV connectors"
+    if getattr(getattr(config, "attention_config", None), "hisparse_config", None) is not None:
+        return "HiSparse reads blocks that no request holds"
+    if config.parallel_config.world_size > 1 and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1").strip() == "0":
+        return "several ranks need VLLM_ENABLE_V1_MULTIPROCESSING=1"
     return None
 
 
@@ -107,11 +129,8 @@ def _changed(arguments: Any) -> Any:
         if arguments.kv_cache_memory_bytes is None:
             extra["utilization"] = default
     changed.worker_cls = "glake.vllm._worker.Worker"
+    # A producer: consumers let clients of multimodal models send embeddings of their own.
     changed.kv_transfer_config = KVTransferConfig(
-        kv_connector="Connector", kv_connector_module_path="glake.vllm._connector", kv_role="kv_both", kv_connector_extra_config=extra
+        kv_connector="Connector", kv_connector_module_path="glake.vllm._connector", kv_role="kv_producer", kv_connector_extra_config=extra
     )
-    if arguments.tensor_parallel_size > 1:
-        # Ranks that find the same name at the node agent get memory together.
-        os.environ.setdefault("GLAKE_WORKER", f"vllm-{os.getpid()}")
-        os.environ.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(_STEP_SECONDS))
     return changed

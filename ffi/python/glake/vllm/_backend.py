@@ -13,7 +13,6 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
     """Suspends and resumes the engine of this process."""
 
     def suspend(self, level: int = 1) -> None:
-        # vLLM has saved the parameters that it keeps at level 2, and all buffers.
         _sleep.suspend(_started(), level)
         self._state = "SUSPENDED"
 
@@ -23,7 +22,7 @@ class Backend(SleepModeBackend):  # type: ignore[misc]
         self._state = "RUNNING"
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        _sleep.discard(tags)
+        _sleep.discard(_started(), tags)
         self._state = "SUSPENDED"
 
     @classmethod

@@ -23,11 +23,11 @@ from . import _engine
 class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     """What the scheduler tells the workers with each step."""
 
-    # No request runs any more, and this step has none.
-    is_last: bool
+    # The step has nothing to compute: it follows the last one that had.
+    is_empty: bool
     # Blocks handed out for this step, if the workers are other processes.
     taken: list[int]
-    # Runs of blocks that count, instead of all told before; with the last step only.
+    # Runs of blocks that count, instead of all told before; with empty steps only.
     counted: list[tuple[int, int]] | None
 
 
@@ -42,6 +42,11 @@ class Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # A program that calls the engine's steps itself makes none after its last request; elsewhere an empty one follows.
         self._is_stepped = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1").strip() == "0"
         self._pool: Any = None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether blocks are handed to another engine: no."""
+        return False
 
     # The scheduler's side.
 
@@ -68,10 +73,10 @@ class Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     request_finished_all_groups = request_finished
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
-        is_last, is_here = not self._running, _engine.of(self._instance) is not None
+        is_empty, is_here = scheduler_output.total_num_scheduled_tokens == 0, _engine.of(self._instance) is not None
         taken = [] if is_here else _taken(scheduler_output)
-        counted = _engine.counted(self._pool) if is_last and not is_here and self._pool is not None else None
-        return Metadata(is_last, taken, counted)
+        counted = _engine.counted(self._pool) if is_empty and not is_here and self._pool is not None else None
+        return Metadata(is_empty, taken, counted)
 
     # The worker's side.
 
@@ -94,7 +99,8 @@ class Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def _taken(output: Any) -> list[int]:
-    """The numbers of all blocks that the step's requests have got."""
+    """The numbers of all blocks that the step's requests have got, and of those that it copies."""
     of_new = [request.block_ids for request in output.scheduled_new_reqs]
     of_others = [groups for groups in output.scheduled_cached_reqs.new_block_ids if groups is not None]
-    return [number for groups in (*of_new, *of_others) for group in groups for number in group]
+    copies = [(pair,) for pair in getattr(output, "kv_cache_block_copies", None) or ()]
+    return [number for groups in (*of_new, *of_others, *copies) for group in groups for number in group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,17 +11,19 @@ import glake
 from . import _live, logger
 from ._uses import Uses
 
-_here: Engine | None = None
+# Its worker holds it: a program may drop an engine without a word.
+_here: weakref.ref[Engine] | None = None
 
 
 def here() -> Engine | None:
     """Returns the engine whose worker is in this process."""
-    return _here
+    return None if _here is None else _here()
 
 
 def of(instance: str) -> Engine | None:
     """Returns the engine with this instance id if its worker is in this process."""
-    return _here if _here is not None and _here.instance == instance else None
+    engine = here()
+    return engine if engine is not None and engine.instance == instance else None
 
 
 def counted(pool: Any) -> list[tuple[int, int]]:
@@ -46,24 +49,40 @@ class Engine:
         # engine last ran dry: more than count, so that nothing is lost.
         self.pool: Any = None
         self._taken: set[int] = {0}
-        _here = self
+        # Steps so far, and the blocks that counted at one of them: a shrink asks for each tensor.
+        self._steps = 0
+        self._found: tuple[int, list[tuple[int, int]]] = -1, []
+        _here = weakref.ref(self)
 
     def end(self) -> None:
         """Ends with its worker."""
         global _here
         self.uses.end()
-        if _here is self:
+        if here() is self:
             _here = None
 
     def told(self, taken: Iterable[int], counted: list[tuple[int, int]] | None) -> None:
-        """Records what the scheduler of another process told."""
+        """Records what the scheduler of another process told with a step."""
         if counted is not None:
             self._taken = {number for first, end in counted for number in range(first, end)} | {0}
         self._taken.update(taken)
+        self._found = -1, []
+
+    def step(self, is_empty: bool) -> None:
+        """Comes before each step."""
+        self._steps += 1
+        self.uses.step(is_empty)
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Returns the runs of blocks that count now."""
-        return _live.runs(sorted(self._taken)) if self.pool is None else counted(self.pool)
+        """Returns the runs of blocks that count now. Between two steps no block comes to count that did not: one that is handed out has no
+        content yet.
+        """
+        steps, found = self._found
+        if steps != self._steps:
+            steps = self._steps
+            found = _live.runs(sorted(self._taken)) if self.pool is None else counted(self.pool)
+            self._found = steps, found
+        return found
 
     def declare(self, caches: dict[str, Any], blocks: int) -> None:
         """Declares the live bytes of a cache's tensors, storage by storage. A storage with a layout that is not understood counts as a
@@ -82,7 +101,7 @@ class Engine:
             if parts is None:
                 logger.debug("the layout of a cache tensor of shape %s is unknown: all of it counts", tuple(storages[key].shape))
                 continue
-            self._declare(storages[key], parts)
+            self._declare(storages[key], _live.joined(parts))
 
     def _declare(self, tensor: Any, parts: list[_live.Part]) -> None:
         size = tensor.untyped_storage().nbytes()

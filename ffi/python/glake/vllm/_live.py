@@ -10,6 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
+# Bytes that are always copied together.
+_QUANTUM = 512
+
+
 class Part(NamedTuple):
     """Where the blocks lie in a storage, in bytes: block ``n`` has ``size`` bytes from ``offset + n * stride``."""
 
@@ -37,6 +41,22 @@ def parts(offset: int, shape: Sequence[int], strides: Sequence[int], item: int, 
     return [Part(start * item, stride * item, size * item) for start in starts]
 
 
+def joined(of: Iterable[Part]) -> list[Part]:
+    """Returns the same bytes in as few parts as possible: parts with the same stride that touch become one, and a gap that is copied with
+    its neighbours anyway is none.
+    """
+    found: list[Part] = []
+    for part in sorted(set(of), key=lambda part: (part.stride, part.offset)):
+        last = found[-1] if found else None
+        if last is not None and last.stride == part.stride and last.offset <= part.offset <= last.offset + last.size:
+            size = max(last.size, part.offset + part.size - last.offset)
+            if size <= part.stride:
+                found[-1] = last._replace(size=size)
+                continue
+        found.append(part)
+    return [part._replace(size=part.stride) if part.stride - _QUANTUM < part.size < part.stride else part for part in found]
+
+
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Returns ascending numbers as half-open runs."""
     found: list[tuple[int, int]] = []
@@ -52,7 +72,7 @@ def ranges(of: Iterable[Part], blocks: Iterable[tuple[int, int]]) -> list[tuple[
     """Returns the bytes of runs of blocks in a storage, sorted, and joined where they touch."""
     pieces = []
     blocks = list(blocks)
-    for part in set(of):
+    for part in of:
         for first, end in blocks:
             if part.size >= part.stride:
                 pieces.append((part.offset + first * part.stride, part.offset + (end - 1) * part.stride + part.size))

@@ -6,8 +6,9 @@ prefix cache before both, so nothing of the KV cache counts then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import fnmatch
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import glake
@@ -38,32 +39,46 @@ def seal() -> None:
         glake.seal("weights")
 
 
-def suspend(engine: Engine, level: int) -> None:
-    """Evicts everything. From level 2 on the bytes of all parameters are lost."""
+def suspend(engine: Engine, level: int, preserved: Iterable[str] = ()) -> None:
+    """Evicts everything. From level 2 on the bytes of parameters are lost, except of those with a name like one of ``preserved``."""
     # Requests that are kept go on after the wake, in a use of their own.
     engine.uses.end()
-    if level >= 2:
-        _unseal()
-        _declare(engine.model, [])
-    else:
-        seal()
-    glake.shrink()
+    try:
+        if level >= 2:
+            _unseal()
+            _declare(engine.model, [], list(preserved))
+        else:
+            seal()
+        glake.shrink()
+    except BaseException:
+        # It is not asleep: the next eviction keeps the weights.
+        _declare(engine.model, None)
+        raise
+    engine.uses.awake = []
 
 
-def awake(tags: list[str] | None) -> list[str]:
-    """Returns the regions that a wake of these tags of vLLM's brings back; none: all. Only weights and cache can stay asleep."""
-    return [] if tags is None else [tag for tag in _tags() if tag not in _DEFERRABLE or tag in tags]
+def awake(engine: Engine, tags: list[str] | None) -> list[str]:
+    """Returns the regions that are awake after a wake of these tags of vLLM's; none: all. Only weights and cache can stay asleep."""
+    if tags is None:
+        return []
+    before = engine.uses.awake
+    asleep = {tag for tag in _DEFERRABLE if tag not in tags and before is not None and tag not in before}
+    return [tag for tag in _tags() if tag not in asleep] if asleep else []
 
 
 def resume(engine: Engine, tags: list[str] | None) -> None:
     """Completes a wake, inside of a use that has brought the memory back."""
+    engine.uses.awake = awake(engine, tags) or None
     if tags is None or "weights" in tags:
         _declare(engine.model, None)
 
 
-def discard(tags: Iterable[str]) -> None:
+def discard(engine: Engine, tags: Iterable[str]) -> None:
     """Evicts regions whose bytes are not needed again."""
-    glake.shrink([tag for tag in tags if tag in _REGIONS])
+    engine.uses.end()
+    left = [tag for tag in tags if tag in _REGIONS]
+    glake.shrink(left)
+    engine.uses.awake = [tag for tag in engine.uses.awake or _tags() if tag not in left]
 
 
 def _tags() -> list[str]:
@@ -75,8 +90,17 @@ def _unseal() -> None:
         glake.unseal("weights")
 
 
-def _declare(model: Any, ranges: list[tuple[int, int]] | None) -> None:
-    """Declares which bytes of the parameters on the GPU count."""
-    storages = {parameter.untyped_storage().data_ptr(): parameter for parameter in model.parameters() if parameter.is_cuda}
-    for parameter in storages.values():
-        glake.live(whole(parameter), ranges)
+def _declare(model: Any, ranges: list[tuple[int, int]] | None, kept: Sequence[str] = ()) -> None:
+    """Declares which bytes of the parameters on the GPU count, except of storages that have one with a name like those of ``kept``."""
+    storages, stay = {}, set()
+    for name, parameter in model.named_parameters():
+        if parameter.is_cuda and parameter.numel():
+            key = parameter.untyped_storage().data_ptr()
+            storages[key] = parameter
+            if any(fnmatch.fnmatch(name, pattern) for pattern in kept):
+                stay.add(key)
+    for key, parameter in storages.items():
+        if key not in stay:
+            # Some look like GPU memory and are the host's.
+            with suppress(glake.InvalidError):
+                glake.live(whole(parameter), ranges)

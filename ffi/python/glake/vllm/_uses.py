@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +20,17 @@ class Uses:
 
     def __init__(self) -> None:
         self.is_started = False
+        # Regions that are awake while others sleep; None: all are.
+        self.awake: list[str] | None = None
         self._use: glake.active | None = None
+        # The step before had nothing to compute.
+        self._is_dry = False
 
-    def step(self) -> None:
-        """Comes before each step: begins the use, or lets a shrink in that waits for it."""
-        if not self.is_started:
+    def step(self, is_empty: bool) -> None:
+        """Comes before each step: begins the use, or lets a shrink in that waits for it. An empty step after another needs no memory."""
+        if not self.is_started or (is_empty and self._is_dry):
             return
+        self._is_dry = is_empty
         if self._use is None:
             self._use = _begun()
         else:
@@ -36,24 +42,23 @@ class Uses:
         if use is not None:
             use.__exit__(None, None, None)
 
-    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that runs with all memory on the GPU."""
+    def within(self, worker: Any, name: str) -> Callable[..., Any]:
+        """Returns a method of a worker that runs with all memory on the GPU that is not asleep. It holds no reference to the worker."""
+        method, of = getattr(type(worker), name), weakref.ref(worker)
 
-        @functools.wraps(function)
+        @functools.wraps(method)
         def inside(*args: Any, **kwargs: Any) -> Any:
+            function = functools.partial(method.__get__(of()), *args, **kwargs)
             if not self.is_started:
-                return function(*args, **kwargs)
-            use = _begun()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                use.__exit__(None, None, None)
+                return function()
+            with glake.active(*(self.awake or ())):
+                return function()
 
         return inside
 
 
 def _begun() -> glake.active:
-    """Begins a use. Without room for evicted memory it waits until there is some: an error here would end the engine."""
+    """Begins the use of a step. Without room for evicted memory it waits until there is some: an error here would end the engine."""
     use, told = glake.active(), float("-inf")
     while True:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +19,7 @@ _OUTSIDE = frozenset(
     """annotate_profile check_health discard execute_model get_cache_block_size_bytes get_compilation_match_table get_draft_model
     get_encoder_timing_stats get_kv_cache_spec get_kv_connector_handshake_metadata get_model get_model_inspection get_supported_tasks
     init_device list_loras load_model reset_encoder_cache reset_mm_cache shutdown sleep supports_draft_weight_updates
-    take_draft_token_ids update_config update_max_model_len wake_up""".split()
+    synchronize_device take_draft_token_ids update_config update_max_model_len wake_up""".split()
 )
 
 # GPU memory beside the measured peak: the context, NCCL and captured graphs.
@@ -36,14 +37,16 @@ class OverGLake(_Behind):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         is_on = self._enable()
+        if not is_on:
+            _unchanged(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
         if is_on:
             self.glake = Engine(vllm_config.instance_id)
             self._set_rank()
             for name in dir(type(self)):
-                if not name.startswith("_") and name not in _OUTSIDE and callable(getattr(type(self), name)):
+                if not name.startswith("_") and name not in _OUTSIDE and inspect.isfunction(inspect.getattr_static(type(self), name)):
                     # An attribute of the object, so that a class mixed in by --worker-extension-cls is covered too.
-                    setattr(self, name, self.glake.uses.within(getattr(self, name)))
+                    setattr(self, name, self.glake.uses.within(self, name))
 
     def _enable(self) -> bool:
         if _engine.here():
@@ -70,29 +73,31 @@ class OverGLake(_Behind):  # type: ignore[misc]
         return _sleep.region(tag)
 
     def determine_available_memory(self, *args: Any, **kwargs: Any) -> int:
-        extra = self.vllm_config.kv_transfer_config.kv_connector_extra_config
-        cache, utilization = self.vllm_config.cache_config, extra.get("utilization")
+        if self.glake is not None and self.vllm_config.parallel_config.world_size > 1:
+            # vLLM's all-reduce of several ranks shares the memory of captured graphs by handles that only plain memory has.
+            for name in ("capture_model", "profile_cudagraph_memory"):
+                if hasattr(self.model_runner, name):
+                    setattr(self.model_runner, name, glake.plain()(getattr(self.model_runner, name)))
+        cache, utilization = self.vllm_config.cache_config, _utilization(self.vllm_config)
         if self.glake is None or utilization is None or cache.kv_cache_memory_bytes is not None:
             return super().determine_available_memory(*args, **kwargs)  # type: ignore[no-any-return]
         import torch
 
         # Memory of other processes changes meanwhile: only the own peak is measured. With a given size vLLM does not measure itself.
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         torch.cuda.reset_peak_memory_stats()
-        cache.kv_cache_memory_bytes = 1
-        super().determine_available_memory(*args, **kwargs)
-        total, peak = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory, torch.cuda.max_memory_allocated()
-        cache.kv_cache_memory_bytes = max(int(total * utilization) - peak - _BESIDE, 1)
+        cache.kv_cache_memory_bytes = total
+        kept = total - super().determine_available_memory(*args, **kwargs)
+        peak = torch.cuda.max_memory_allocated() + kept + _BESIDE
+        cache.kv_cache_memory_bytes = max(int(total * utilization) - peak, 1)
         gib = 1 << 30
         logger.info(
             "The KV cache has %.2f GiB: %.0f %% of %.2f GiB, less %.2f GiB that the model takes. --kv-cache-memory-bytes sets another size.",
-            cache.kv_cache_memory_bytes / gib, 100 * utilization, total / gib, (peak + _BESIDE) / gib,
+            cache.kv_cache_memory_bytes / gib, 100 * utilization, total / gib, peak / gib,
         )  # fmt: skip
         return int(cache.kv_cache_memory_bytes)
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
-        if self.glake is not None and self.vllm_config.parallel_config.world_size > 1:
-            # vLLM's all-reduce of several ranks shares the memory of captured graphs by handles that only plain memory has.
-            self.model_runner.capture_model = glake.plain()(self.model_runner.capture_model)
         found = super().compile_or_warm_up_model(*args, **kwargs)
         if self.glake is not None:
             self._started(self.glake)
@@ -102,10 +107,10 @@ class OverGLake(_Behind):  # type: ignore[misc]
         metadata = scheduler_output.kv_connector_metadata
         if self.glake is None or metadata is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
-        self.glake.uses.step()
+        self.glake.step(metadata.is_empty)
         self.glake.told(metadata.taken, metadata.counted)
         found = super().execute_model(scheduler_output, *args, **kwargs)
-        if metadata.is_last:
+        if metadata.is_empty:
             self.glake.uses.end()
         return found
 
@@ -129,14 +134,37 @@ class OverGLake(_Behind):  # type: ignore[misc]
         engine.uses.is_started = True
 
 
+def _utilization(config: Any) -> float | None:
+    """vLLM's default utilization, if the user gave none: GLake then measures the cache's size."""
+    found: float | None = config.kv_transfer_config.kv_connector_extra_config.get("utilization")
+    return found
+
+
+def _unchanged(config: Any) -> None:
+    """Takes back what GLake has set for a worker that it serves."""
+    utilization = _utilization(config)
+    if utilization is not None:
+        config.cache_config.gpu_memory_utilization = utilization
+    if getattr(config.model_config, "sleep_mode_backend", None) == "glake":
+        config.model_config.sleep_mode_backend = "cumem"
+
+
 class Worker(OverGLake, gpu_worker.Worker):  # type: ignore[misc]
     """vLLM's worker over GLake."""
+
+    def sleep(self, level: int = 1) -> None:
+        if self.glake is None:
+            return super().sleep(level)  # type: ignore[no-any-return]
+        # Not vLLM's own: it copies buffers outside of a use, and expects that no other process takes what becomes free.
+        if getattr(self.vllm_config.model_config, "enable_nccl_comm_suspend", False):
+            gpu_worker.suspend_device_comms()
+        _sleep.suspend(self.glake, level, getattr(self.vllm_config.model_config, "sleep_preserve_parameter_names", None) or ())
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         if self.glake is None:
             return super().wake_up(tags)  # type: ignore[no-any-return]
         # What vLLM restores by itself is written while the memory cannot leave again.
-        with glake.active(*_sleep.awake(tags)):
+        with glake.active(*_sleep.awake(self.glake, tags)):
             self._wake_up(self.glake, tags)
 
     # Versions with backends for the sleep mode call `_backend.Backend`.
@@ -145,11 +173,6 @@ class Worker(OverGLake, gpu_worker.Worker):  # type: ignore[misc]
         def _wake_up(self, engine: Engine, tags: list[str] | None) -> None:
             super().wake_up(tags)
     else:
-
-        def sleep(self, level: int = 1) -> None:
-            if self.glake is None:
-                return super().sleep(level)  # type: ignore[no-any-return]
-            _sleep.suspend(self.glake, level)
 
         def _wake_up(self, engine: Engine, tags: list[str] | None) -> None:
             _sleep.resume(engine, tags)

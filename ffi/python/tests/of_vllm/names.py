@@ -1,8 +1,8 @@
 """What GLake's plugin needs of vLLM, looked up in a wheel, an unpacked one, or the newest on PyPI.
 
-    python3 ffi/python/tests/vllm/names.py                     # the newest release: only the files that are looked at are fetched
-    python3 ffi/python/tests/vllm/names.py 0.23.0              # that release
-    python3 ffi/python/tests/vllm/names.py vllm-….whl FOLDER   # files here
+    python3 ffi/python/tests/of_vllm/names.py                     # the newest release: only the files that are looked at are fetched
+    python3 ffi/python/tests/of_vllm/names.py 0.23.0              # that release
+    python3 ffi/python/tests/of_vllm/names.py vllm-….whl FOLDER   # files here
     … --write                                                  # also writes VERSION.txt beside this script, which the tests read
 
 Ends with 1 if a name is missing.

@@ -26,9 +26,13 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     distributed_executor_backend: str = None
     enable_return_routed_experts: bool = False
+    ec_transfer_config: object = None
+    enable_eplb: bool = False
+    nnodes: int = 1
     # What the model is.
     is_encoder_decoder: bool = False
     runner_type: str = "generate"
+    architectures: tuple = ("LlamaForCausalLM",)
     # A connector is refused, for a reason that vLLM alone knows.
     excludes: bool = False
 
@@ -37,7 +41,9 @@ class EngineArgs:
             raise ValueError("no model")
         if self.excludes and self.kv_transfer_config is not None:
             raise ValueError("excluded with a connector")
-        model = types.SimpleNamespace(is_encoder_decoder=self.is_encoder_decoder, runner_type=self.runner_type, sleep_mode_backend="cumem")
+        model = types.SimpleNamespace(
+            is_encoder_decoder=self.is_encoder_decoder, runner_type=self.runner_type, architectures=self.architectures, sleep_mode_backend="cumem"
+        )
         cache = types.SimpleNamespace(kv_cache_memory_bytes=self.kv_cache_memory_bytes, gpu_memory_utilization=self.gpu_memory_utilization)
         parallel = types.SimpleNamespace(worker_cls=self.worker_cls, world_size=self.tensor_parallel_size)
         return Config("instance", model, cache, parallel, self.kv_transfer_config)
@@ -65,9 +71,11 @@ class Runner:
 
 
 class Model:
-    @staticmethod
-    def parameters():
-        return []
+    def __init__(self, parameters=()):
+        self.parameters = parameters
+
+    def named_parameters(self):
+        return self.parameters
 
 
 class Worker:
@@ -76,7 +84,7 @@ class Worker:
     touch = staticmethod(lambda: None)
 
     def __init__(self, vllm_config, local_rank=0, rank=0, distributed_init_method="", is_driver_worker=False):
-        self.vllm_config, self.rank, self.model_runner, self.steps = vllm_config, rank, Runner(), 0
+        self.vllm_config, self.rank, self.model_runner, self.steps, self.model = vllm_config, rank, Runner(), 0, Model()
 
     def _maybe_get_memory_pool_context(self, tag):
         raise AssertionError("vLLM's own pools are not used")
@@ -99,11 +107,15 @@ class Worker:
         return "sampled"
 
     def get_model(self):
-        return Model()
+        return self.model
 
     def add_lora(self, lora_request):
         self.touch()
         return lora_request
+
+    @staticmethod
+    def is_static():
+        return "static"
 
     def check_health(self):
         return "well"
@@ -146,9 +158,12 @@ def install(cuda=True):
     module("vllm.v1.worker").gpu_worker = module("vllm.v1.worker.gpu_worker", Worker=Worker)
 
 
-def output(running, last=False, new=(), cached=()):
-    """A scheduler's output, with the metadata of a connector that is asked for it later."""
-    requests = [types.SimpleNamespace(block_ids=ids) for ids in new]
+def output(tokens, new=(), cached=(), copies=None):
+    """A scheduler's output, without a connector's metadata."""
     return types.SimpleNamespace(
-        scheduled_new_reqs=requests, scheduled_cached_reqs=types.SimpleNamespace(new_block_ids=list(cached)), kv_connector_metadata=None
+        total_num_scheduled_tokens=tokens,
+        scheduled_new_reqs=[types.SimpleNamespace(block_ids=ids) for ids in new],
+        scheduled_cached_reqs=types.SimpleNamespace(new_block_ids=list(cached)),
+        kv_cache_block_copies=copies,
+        kv_connector_metadata=None,
     )
