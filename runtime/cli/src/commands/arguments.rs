@@ -17,6 +17,8 @@ Examples:
   glake plan examples/workers.toml examples/requests.csv
   glake serve node.toml
       workers share the GPUs of this server
+  glake top
+      who has the GPUs' memory, who waits for it, for whom and why
   glake topo --device sim:h20x8
       a published server, drawn
   glake doctor

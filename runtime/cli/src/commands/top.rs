@@ -28,10 +28,11 @@ use crate::top::scene::{Process, Reading, waste_of};
 use crate::top::screen::{Input, Screen};
 
 const TOP: &str = "\
-With an agent (glake serve) rows are workers; choose one, and put it to sleep (s)
-or wake it (w) after one question. Without one, rows are this user's processes
-with a GLake pool, from the counters that each publishes; root sees all users'.
-If the agent ends, glake top says so and goes on without it.
+With an agent (glake serve) rows are workers: choose one, put it to sleep (s) or
+wake it (w); each is asked once. Without an agent, rows are processes of this
+user (root: of all users) with a GLake pool, from the counters that each
+publishes. If the agent ends, glake top says so, and goes on without it until
+one is back.
 
 Bars:
   a colour or pattern  memory of the worker or process with that mark below
@@ -128,19 +129,19 @@ fn first(feed: &mut Feed) -> Option<Update> {
     }
 }
 
-fn show(app: &mut App, update: &Update, feed: &Feed) {
+fn show(app: &mut App, update: &Update) {
     match update {
         Update::Agent(snapshot, pages) => app.show_snapshot(snapshot, pages, second()),
         Update::Pages(reading) => app.show_pages(reading, second()),
     }
-    app.set_notice(feed.notice());
 }
 
 fn once(mut feed: Feed, mut app: App, environment: &Environment, output: &mut Output) -> Result<(), Failure> {
     match first(&mut feed) {
-        Some(update) => show(&mut app, &update, &feed),
+        Some(update) => show(&mut app, &update),
         None => return Err(Failure::failed("the agent has not answered within 3 s")),
     }
+    app.set_notice(feed.notice());
     let number = |name: &str| environment.get(name)?.to_str()?.parse::<u16>().ok();
     let terminal = || ratatui::crossterm::terminal::size().ok().filter(|_| stdout().is_terminal());
     let width = terminal().map(|size| size.0).or_else(|| number("COLUMNS")).unwrap_or(80).clamp(20, 400);
@@ -199,8 +200,9 @@ fn watch(mut feed: Feed, mut app: App, interval: Duration) -> Result<(), Failure
     let (mut update, mut is_stale) = (first(&mut feed), true);
     loop {
         if let Some(update) = &update {
-            show(&mut app, update, &feed);
+            show(&mut app, update);
         }
+        is_stale |= app.set_notice(feed.notice());
         app.set_may_command(feed.agent().is_some_and(is_own));
         let answer = answers.try_iter().last();
         if let Some(answer) = &answer {

@@ -137,9 +137,10 @@ impl App {
         }
     }
 
-    /// Sets what is wrong with the source.
-    pub fn set_notice(&mut self, notice: Option<String>) {
-        self.view.notice = notice;
+    /// Sets what is wrong with the source; returns whether that is news.
+    pub fn set_notice(&mut self, notice: Option<String>) -> bool {
+        let before = std::mem::replace(&mut self.view.notice, notice);
+        before != self.view.notice
     }
 
     /// Sets whether the agent takes commands of this user.
@@ -244,7 +245,7 @@ impl App {
     /// Returns the height at which a frame without keys shows everything, within reason.
     pub fn height_once(&self) -> u16 {
         let Scene { is_agent, gpus, rows, queue, events, .. } = &self.scene;
-        let lists = if *is_agent { 2 + 2 * queue.len().min(20) + 1 + events.len().min(10) } else { 3 };
+        let lists = if *is_agent { 2 + 4 * queue.len().min(20) + 1 + 2 * events.len().min(12) } else { 3 };
         let whole = 6 + gpus.len().max(1) + rows.len().clamp(1, 100) + lists;
         u16::try_from(whole.clamp(8, 400)).unwrap_or(400)
     }

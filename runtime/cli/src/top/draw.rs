@@ -18,9 +18,10 @@ use glake_units::Bytes;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
+use ratatui::text::Span;
 
 use super::paint::{Fill, Look, Marks};
-use super::scene::{Gpu, Owner, Row, Scene, size, span};
+use super::scene::{Event, Gpu, Owner, Row, Scene, Waiter, size, span};
 
 /// Seconds of history beside a GPU's bar.
 pub const HISTORY_S: usize = 60;
@@ -110,7 +111,7 @@ fn put(buffer: &mut Buffer, area: Rect, column: usize, y: u16, width: usize, tex
     }
     let x = area.x.saturating_add(offset);
     let (end, _) = buffer.set_stringn(x, y, text, width, style);
-    let is_cut = ratatui::text::Span::raw(text).width() > width;
+    let is_cut = Span::raw(text).width() > width;
     if is_cut && end > x {
         buffer.set_stringn(end - 1, y, "…", 1, style);
     }
@@ -134,7 +135,7 @@ pub fn draw(scene: &Scene, view: &View, area: Rect, buffer: &mut Buffer) {
     gpus(&mut lines, scene, view);
     // The lists below take what they need, the rows the rest; the rows get a third at least.
     let room = lines.left();
-    let (queue, events) = lists(scene, room);
+    let (queue, events) = lists(scene, room, usize::from(area.width));
     let rows = room.saturating_sub(queue + events).min(scene.rows.len().max(1) + 2);
     self::rows(&mut lines, scene, view, rows);
     self::queue(&mut lines, scene, queue);
@@ -336,17 +337,59 @@ fn column_of(before: Bytes, whole: Bytes, width: usize) -> usize {
 }
 
 /// Returns the lines of the queue and of the events; the rows have the rest. Where room is short, the queue comes first.
-fn lists(scene: &Scene, room: usize) -> (usize, usize) {
+fn lists(scene: &Scene, room: usize, width: usize) -> (usize, usize) {
     if !scene.is_agent {
         return (if room >= 8 { 3 } else { 0 }, 0);
     }
     // A title and a blank line each.
     let rows = (scene.rows.len().max(1) + 2).min(room * 2 / 5);
-    let queue = 2 + 2 * scene.queue.len();
-    let events = if scene.events.is_empty() { 0 } else { 1 + scene.events.len() };
+    let queue =
+        2 + scene.queue.iter().map(|waiter| 1 + reasons(waiter, width, MOST_REASONS).len()).sum::<usize>();
+    let lines = scene.events.iter().take(MOST_EVENTS).map(|event| words_of(event, width).len());
+    let events = if scene.events.is_empty() { 0 } else { 1 + lines.sum::<usize>() };
     let queue = queue.min(room.saturating_sub(rows + events.min(3)));
-    let events = events.min(12).min(room.saturating_sub(rows + queue));
+    let events = events.min(room.saturating_sub(rows + queue));
     (queue, if events < 2 { 0 } else { events })
+}
+
+/// Number of decisions that are shown at most.
+const MOST_EVENTS: usize = 12;
+/// Number of lines of the reasons of one wait at most.
+const MOST_REASONS: usize = 3;
+/// Columns before the reasons of a wait, and before the words of a decision.
+const REASONS: usize = 5;
+const WORDS: usize = 12;
+
+/// Returns the lines of the reasons for which a request waits.
+fn reasons(waiter: &Waiter, width: usize, most: usize) -> Vec<String> {
+    match waiter.is_served {
+        true => vec!["has all of it: its memory is coming back".to_owned()],
+        false => wrapped(&waiter.why, width.saturating_sub(REASONS), most),
+    }
+}
+
+/// Returns the lines of a decision.
+fn words_of(event: &Event, width: usize) -> Vec<String> {
+    wrapped(&event.text, width.saturating_sub(WORDS), 2)
+}
+
+/// Breaks a text into lines at blanks; what does not fit into `most` lines stays in the last one, which is cut when it is drawn.
+fn wrapped(text: &str, width: usize, most: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let count = lines.len();
+        let Some(line) = lines.last_mut() else { break };
+        let fits = Span::raw(line.as_str()).width() + 1 + Span::raw(word).width() <= width;
+        if line.is_empty() || fits || count == most {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
 }
 
 /// Column of the table: its title, its width, its text, and whether it is a figure.
@@ -391,7 +434,7 @@ fn table(scene: &Scene, width: usize) -> Vec<Column> {
         figures.pop();
     }
     let rest = width.saturating_sub(3 + figures.iter().map(|figure| figure.width).sum::<usize>());
-    let longest = scene.rows.iter().map(|row| ratatui::text::Span::raw(&row.name).width()).max().unwrap_or(0);
+    let longest = scene.rows.iter().map(|row| Span::raw(&row.name).width()).max().unwrap_or(0);
     let state = match (rest, scene.is_agent) {
         (0..=19, _) => 0,
         (_, true) => (rest - (longest + 1).clamp(8, rest / 2)).min(40),
@@ -426,10 +469,15 @@ fn rows(lines: &mut Lines<'_>, scene: &Scene, view: &View, height: usize) {
         let mut at = 3;
         let mut places = Vec::new();
         for (column, text) in columns.iter().zip(texts) {
-            let pad = if column.is_figure { column.width.saturating_sub(text.chars().count()) } else { 0 };
-            // A blank column stays between a text and what follows.
-            let width = column.width.saturating_sub(usize::from(!column.is_figure));
-            places.push((at + pad, width.saturating_sub(pad), text.clone(), style));
+            // A blank column stays between two columns.
+            let width = column.width.saturating_sub(1);
+            let pad = if column.is_figure { width.saturating_sub(text.chars().count()) + 1 } else { 0 };
+            places.push((
+                at + pad,
+                (width + usize::from(column.is_figure)).saturating_sub(pad),
+                text.clone(),
+                style,
+            ));
             at += column.width;
         }
         places
@@ -500,24 +548,31 @@ fn queue(lines: &mut Lines<'_>, scene: &Scene, height: usize) {
         return;
     }
     lines.text("Waiting for memory, in the order of service", STRONG);
-    let room = height - 2;
-    let each = if room >= 2 { 2 } else { 1 };
-    let fit = (room / each).min(scene.queue.len());
-    let is_short = fit < scene.queue.len();
-    let shown = if is_short && fit > 1 { fit - 1 } else { fit };
-    for (at, waiter) in scene.queue.iter().take(shown).enumerate() {
+    // The blank line below stays, and a line for those that do not fit.
+    let (mut room, width) = (height - 2, lines.width());
+    // All requests with shorter reasons rather than some of them with all.
+    let all = |most: &usize| {
+        scene.queue.iter().map(|waiter| 1 + reasons(waiter, width, *most).len()).sum::<usize>() <= room
+    };
+    let most = (1..=MOST_REASONS).rev().find(all).unwrap_or(1);
+    for (at, waiter) in scene.queue.iter().enumerate() {
+        let why = reasons(waiter, width, most);
+        let is_last = at + 1 == scene.queue.len();
+        if room < 1 + usize::from(!is_last) && at > 0 {
+            lines.text(&format!("   and {} more", scene.queue.len() - at), PLAIN);
+            break;
+        }
         let number = format!("{:>2}", at + 1);
         let name = waiter.name.chars().take(24).collect::<String>();
-        let after = 3 + ratatui::text::Span::raw(&name).width() + 1;
-        let width = lines.width();
+        let after = 3 + Span::raw(&name).width() + 1;
         lines.line(&[(0, 2, &number, PLAIN), (3, width, &name, STRONG), (after, width, &waiter.what, PLAIN)]);
-        if each == 2 {
-            let why = if waiter.is_served { "has all of it: its memory is coming back" } else { &waiter.why };
-            lines.line(&[(5, width, why, PLAIN)]);
+        let shown = why.len().min(room.saturating_sub(1 + usize::from(!is_last)));
+        for (number, line) in why.iter().take(shown).enumerate() {
+            let rest = why[number..].join(" ");
+            let line = if number + 1 == shown { &rest } else { line };
+            lines.line(&[(REASONS, width, line, PLAIN)]);
         }
-    }
-    if is_short {
-        lines.text(&format!("   and {} more", scene.queue.len() - shown), PLAIN);
+        room = room.saturating_sub(1 + shown);
     }
     lines.blank();
 }
@@ -527,8 +582,16 @@ fn events(lines: &mut Lines<'_>, scene: &Scene, height: usize) {
         return;
     }
     lines.text("Last decisions", STRONG);
-    for event in scene.events.iter().take(height - 1) {
+    let (mut room, width) = (height - 1, lines.width());
+    for event in scene.events.iter().take(MOST_EVENTS) {
+        let words = words_of(event, width);
+        let shown = words.len().min(room);
         let ago = format!("{:>6} ago", span(event.ago_s));
-        lines.line(&[(0, 10, &ago, PLAIN), (12, lines.width(), &event.text, PLAIN)]);
+        for number in 0..shown {
+            let line = if number + 1 == shown { words[number..].join(" ") } else { words[number].clone() };
+            let ago = if number == 0 { ago.as_str() } else { "" };
+            lines.line(&[(0, 10, ago, PLAIN), (WORDS, width, &line, PLAIN)]);
+        }
+        room -= shown;
     }
 }

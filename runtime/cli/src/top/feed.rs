@@ -11,10 +11,12 @@ use glake_wire::Snapshot;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::pages::Pages;
-use super::scene::{Reading, clean};
+use super::scene::{Reading, clean, span};
 
 /// Time between two attempts to reach an agent.
 const RETRY: Duration = Duration::from_secs(2);
+/// Silence after which an agent counts as stopped.
+const LATE: Duration = Duration::from_secs(3);
 /// Time between two readings of the meter.
 const METER_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -40,6 +42,8 @@ pub struct Feed {
     pages: Pages,
     reading: Reading,
     meter: Option<Receiver<Vec<(String, GpuMemory)>>>,
+    /// Time of the last snapshot, or of the connection.
+    heard: Instant,
     /// Whether an agent has answered.
     had_agent: bool,
     /// Why none answers.
@@ -66,6 +70,7 @@ impl Feed {
             pages: Pages::default(),
             reading: Reading { backend, ..Reading::default() },
             meter: meter.map(read_in_background),
+            heard: now,
             had_agent: false,
             why: None,
         };
@@ -81,7 +86,12 @@ impl Feed {
     /// Returns what is wrong, if anything is.
     pub fn notice(&self) -> Option<String> {
         if self.watch.is_some() {
-            return None;
+            let silence = self.heard.elapsed();
+            let is_late = silence > self.interval.saturating_mul(2).max(LATE);
+            return is_late.then(|| {
+                let since = span(silence.as_secs_f64());
+                format!("The agent has not answered for {since}: is it stopped? The figures are as old.")
+            });
         }
         let why = self.why.as_deref()?;
         if self.had_agent {
@@ -101,6 +111,7 @@ impl Feed {
         if let Some(watch) = &mut self.watch {
             match watch.next(most) {
                 Ok(Some(snapshot)) => {
+                    self.heard = now;
                     if now >= self.due {
                         self.due = now + METER_INTERVAL;
                         self.read_pages(now);
@@ -140,6 +151,7 @@ impl Feed {
         match Watch::connect(socket, self.interval) {
             Ok(watch) => {
                 (self.watch, self.had_agent, self.why) = (Some(watch), true, None);
+                self.heard = now;
             }
             Err(error) => self.fails(&error),
         }

@@ -26,6 +26,8 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 const LINK: &str = "/memfd:glake-counters (deleted)";
 /// Maximum number of pages that are read.
 const MOST_PAGES: usize = 4096;
+/// Maximum number of descriptors of a process that are looked at.
+const MOST_DESCRIPTORS: usize = 1 << 16;
 /// Longest command line that is kept.
 const LONGEST_COMMAND: usize = 256;
 
@@ -76,7 +78,7 @@ impl Pages {
         for pid in pids {
             // A process of another user, or one that has just ended.
             let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-            for descriptor in descriptors.flatten() {
+            for descriptor in descriptors.flatten().take(MOST_DESCRIPTORS) {
                 let path = descriptor.path();
                 if fs::read_link(&path).is_ok_and(|target| target == Path::new(LINK)) {
                     self.take(pid, &path, &mut before);

@@ -400,7 +400,7 @@ fn gpu_name(process: &Process, counters: &GpuCounters, meter: &str) -> String {
         // Other processes that name the same folder share these simulated GPUs; without one each process has its own.
         _ => match folder(backend) {
             Some(folder) => format!("{} @{folder}", counters.gpu),
-            None => format!("{} simulated in {}", counters.gpu, process.pid),
+            None => format!("{} in {}", counters.gpu, process.pid),
         },
     }
 }
@@ -530,7 +530,12 @@ fn waiter(request: &RequestRow, gpu_name: &dyn Fn(&str) -> String) -> Waiter {
     };
     let givers: Vec<String> = request.givers.iter().take(3).map(|giver| clean(giver, 24)).collect();
     let more = usize::try_from(request.giver_count).unwrap_or(0).saturating_sub(givers.len());
+    let reason = clean(&request.why, LONGEST_SENTENCE);
+    let is_named = |name: &String| reason.contains(name.as_str());
     let whom = match (givers.is_empty(), more, &request.behind) {
+        // The reason names them.
+        (false, 0, _) if givers.iter().all(is_named) => String::new(),
+        (true, _, Some(behind)) if reason.contains(behind.as_str()) => String::new(),
         (false, 0, _) => format!("waits for {}: ", givers.join(", ")),
         (false, more, _) => format!("waits for {} and {more} more: ", givers.join(", ")),
         (true, _, Some(behind)) => format!("waits behind {}: ", clean(behind, 24)),
@@ -542,7 +547,7 @@ fn waiter(request: &RequestRow, gpu_name: &dyn Fn(&str) -> String) -> Waiter {
         needs,
         granted,
         what,
-        why: format!("{got}{whom}{}", clean(&request.why, LONGEST_SENTENCE)),
+        why: format!("{got}{whom}{reason}"),
     }
 }
 

@@ -158,13 +158,12 @@ fn waiting() -> Snapshot {
         RequestRow {
             givers: vec!["code".to_owned(), "chat".to_owned()],
             giver_count: 2,
-            why: "code was idle, its memory leaves; chat is busy, and stops at its next safe point"
-                .to_owned(),
+            why: "the uses of code and chat have to end, or to stop at a safe point".to_owned(),
             ..request("draft", RequestKind::Refill, RequestPhase::Granting, 38, 16, 2.1)
         },
         RequestRow {
             behind: Some("draft".to_owned()),
-            why: "its turn has not come, and it has the same priority".to_owned(),
+            why: "draft comes first on its GPU".to_owned(),
             ..request("eval", RequestKind::Refill, RequestPhase::Waiting, 60, 0, 0.4)
         },
     ];
@@ -605,9 +604,11 @@ fn draw_random(rounds: u32, seed: u64) {
         }
         app.set_may_command(random.bool());
         app.set_notice(random.bool().then(|| "notice".to_owned()));
-        match random.bool() {
-            true => app.show_snapshot(&random_snapshot(random), &random_reading(random), random.u64(0..200)),
-            false => app.show_pages(&random_reading(random), random.u64(0..200)),
+        // Each is drawn at two sizes.
+        match round % 4 {
+            0 => app.show_snapshot(&random_snapshot(random), &random_reading(random), random.u64(0..200)),
+            2 => app.show_pages(&random_reading(random), random.u64(0..200)),
+            _ => {}
         }
         let keys =
             [Key::Up, Key::Down, Key::Enter, Key::Character('s'), Key::Character('w'), Key::Character('x')];
@@ -647,6 +648,62 @@ fn soak_a_million_random_contents_are_drawn() {
         draw_random(900_000, 3);
         let after = resident();
         assert!(after < before + (16 << 20), "{before} bytes became {after}");
+    }
+}
+
+/// In random states, the parts of each bar are the used memory, the rows hold what the bars show of them, and the queue is the requests'.
+#[test]
+fn sums_of_random_states_are_those_of_the_meter() {
+    let random = &mut fastrand::Rng::with_seed(7);
+    let sizes = |random: &mut fastrand::Rng| Bytes::mib(random.u64(0..100_000));
+    for _ in 0..10_000 {
+        let names: Vec<String> = (0..random.usize(1..5)).map(|gpu| gpu.to_string()).collect();
+        let mut snapshot = Snapshot::default();
+        for number in 0..random.usize(0..6) {
+            let mut own = names.clone();
+            own.retain(|_| random.bool());
+            let gpus = own.iter().map(|gpu| WorkerGpuRow {
+                gpu: gpu.clone(),
+                used: random.bool().then(|| sizes(random)),
+                context: sizes(random),
+                resident: sizes(random),
+                ..WorkerGpuRow::default()
+            });
+            let gpus = gpus.collect();
+            let row = WorkerRow { worker: format!("w{number}"), ..WorkerRow::default() };
+            snapshot.workers.push(WatchedWorker { row, gpus, operation: None });
+        }
+        for name in &names {
+            let own = snapshot.workers.iter().flat_map(|worker| &worker.gpus).filter(|of| of.gpu == *name);
+            let held = |of: &WorkerGpuRow| of.used.unwrap_or_else(|| of.context.saturating_add(of.resident));
+            let (of_workers, unmanaged, driver): (Bytes, _, _) =
+                (own.map(held).sum(), sizes(random), sizes(random));
+            let used = Some(of_workers.saturating_add(unmanaged));
+            let total = Bytes::gib(random.u64(0..1000));
+            let gpu = name.clone();
+            snapshot.gpus.push(GpuRow { gpu, total, used, unmanaged, driver, ..GpuRow::default() });
+        }
+        for number in 0..random.usize(0..4) {
+            let worker = format!("w{number}");
+            let needs = vec![NeedRow { gpu: "0".to_owned(), bytes: sizes(random), ..NeedRow::default() }];
+            snapshot.requests.push(RequestRow { worker, needs, ..RequestRow::default() });
+        }
+        let scene = Scene::from_snapshot(&snapshot, std::iter::empty(), &std::collections::BTreeMap::new());
+        let mut of_rows = Bytes::ZERO;
+        for (gpu, row) in scene.gpus.iter().zip(&snapshot.gpus) {
+            let parts: Bytes = gpu.parts.iter().map(|part| part.bytes).sum();
+            assert_eq!((parts, gpu.total), (row.used.unwrap().saturating_add(row.driver), row.total));
+            assert_eq!(gpu.used, parts);
+            let own = gpu.parts.iter().filter(|part| matches!(part.owner, Owner::Row(_)));
+            of_rows = of_rows.saturating_add(own.map(|part| part.bytes).sum());
+        }
+        assert_eq!(scene.rows.iter().map(|row| row.on_gpu).sum::<Bytes>(), of_rows);
+        let queue: Vec<(&str, Bytes)> =
+            scene.queue.iter().map(|waiter| (waiter.name.as_str(), waiter.needs)).collect();
+        let requests = snapshot.requests.iter();
+        let requests: Vec<(&str, Bytes)> =
+            requests.map(|request| (request.worker.as_str(), request.needs[0].bytes)).collect();
+        assert_eq!(queue, requests);
     }
 }
 
