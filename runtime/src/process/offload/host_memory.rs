@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
+use glake_device::Address;
 use glake_device::owned::{OwnedEvent, Span};
 use glake_tiers::{HostBlock, HostPool, Reclaim};
 use glake_units::Bytes;
@@ -62,6 +63,14 @@ pub(super) struct HostRange {
 }
 
 impl HostRange {
+    /// Returns the address of the first byte if the range is contiguous.
+    pub(super) fn address(&self) -> Option<Address> {
+        match &self.parts[..] {
+            [(_, span)] => Some(span.start()),
+            _ => None,
+        }
+    }
+
     /// Pairs each host part with the GPU span of the same bytes.
     pub(super) fn beside(&self, gpu: &Span) -> Vec<(Span, Span)> {
         let mut at = Bytes::ZERO;
@@ -121,6 +130,23 @@ impl HostMemory {
             }
             match self.keeping(|| self.grow(missing, self.chunks.next(missing, self.bytes().0))) {
                 Err(ProcessError::Host(error)) if error.is_shortage() => is_short = true,
+                grown => grown?,
+            }
+        }
+    }
+
+    /// Takes a contiguous range of `size` bytes.
+    ///
+    /// # Errors
+    /// As [`HostMemory::take`].
+    pub(super) fn reserve(&self, size: Bytes) -> Result<HostRange> {
+        loop {
+            if let Some(range) = self.memory.lock().take_one(size) {
+                return Ok(range);
+            }
+            match self.keeping(|| self.grow(size, self.chunks.next(size, Bytes::ZERO))) {
+                // Free chunks may be returned to make room for one that is large enough.
+                Err(ProcessError::Host(error)) if error.is_shortage() => self.grow(size, size)?,
                 grown => grown?,
             }
         }
@@ -207,6 +233,16 @@ impl HostMemory {
 impl Memory {
     fn take(&mut self, size: Bytes) -> Option<HostRange> {
         let (taken, mark) = self.ranges.take_parts(size.get())?;
+        self.range(taken, mark, size)
+    }
+
+    fn take_one(&mut self, size: Bytes) -> Option<HostRange> {
+        let (taken, mark) = self.ranges.take(size.get())?;
+        self.range(vec![taken], mark, size)
+    }
+
+    /// Returns the spans of `size` bytes in taken parts.
+    fn range(&mut self, taken: Vec<Taken>, mark: Option<InMark>, size: Bytes) -> Option<HostRange> {
         let mut left = size;
         let spans: Option<Vec<Span>> = { taken.iter() }
             .map(|part| {
