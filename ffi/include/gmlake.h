@@ -713,6 +713,14 @@ int32_t glake_offload_release(uint64_t id);
 int32_t glake_offload_prepare(int32_t device,
                               uint64_t bytes);
 
+// Checks whether pinned host memory for copies to a device can be had for `bytes` bytes, while `freed` bytes of other memory of the process
+// are freed. Pins nothing.
+//
+// `GLAKE_OUT_OF_MEMORY`: it cannot; the text says how much there is. `GLAKE_INVALID`: no such device.
+int32_t glake_offload_room(int32_t device,
+                           uint64_t bytes,
+                           uint64_t freed);
+
 // Reserves contiguous pinned host memory of `bytes` bytes for copies to a device, until `glake_offload_release`. `id` receives its number,
 // for `glake_offload_host`, `glake_offload_reload`, `glake_offload_wait` and `glake_offload_store`. The contents are undefined. Waits only
 // to pin memory if none is free.

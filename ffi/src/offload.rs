@@ -128,6 +128,17 @@ pub extern "C" fn glake_offload_prepare(device: i32, bytes: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().prepare(device.into(), Bytes::new(bytes))?))
 }
 
+/// Checks whether pinned host memory for copies to a device can be had for `bytes` bytes, while `freed` bytes of other memory of the process
+/// are freed. Pins nothing.
+///
+/// `GLAKE_OUT_OF_MEMORY`: it cannot; the text says how much there is. `GLAKE_INVALID`: no such device.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_room(device: i32, bytes: u64, freed: u64) -> i32 {
+    guard::answer(|| {
+        Ok(library::process()?.offload().has_room(device.into(), Bytes::new(bytes), Bytes::new(freed))?)
+    })
+}
+
 /// Reserves contiguous pinned host memory of `bytes` bytes for copies to a device, until `glake_offload_release`. `id` receives its number,
 /// for `glake_offload_host`, `glake_offload_reload`, `glake_offload_wait` and `glake_offload_store`. The contents are undefined. Waits only
 /// to pin memory if none is free.

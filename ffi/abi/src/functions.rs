@@ -132,6 +132,7 @@ macro_rules! functions {
             glake_offload_wait(u64, *mut c_void) -> i32;
             glake_offload_release(u64) -> i32;
             glake_offload_prepare(i32, u64) -> i32;
+            glake_offload_room(i32, u64, u64) -> i32;
             glake_offload_reserve(i32, u64, *mut u64) -> i32;
             glake_offload_store(u64, *const c_void, *mut c_void) -> i32;
             glake_offload_host(u64, *mut *mut c_void) -> i32;

@@ -169,6 +169,9 @@ def offload_begin(stream: int, address: int, bytes: int) -> Packed | None:
     """Copies bytes of a live block to host memory, after the work enqueued on the stream so far; the block may be freed at
     once. None if the bytes have to stay: no host memory, not the library's memory, or the stream is captured."""
 
+def offload_room(device: int, bytes: int, freed: int) -> None:
+    """Checks whether host memory can be had, while other memory of the process is freed. OutOfMemoryError: it cannot."""
+
 def offload_reserve(device: int, bytes: int) -> Packed:
     """Reserves contiguous pinned host memory, whose contents are undefined. OutOfMemoryError: there is none."""
 

@@ -12,10 +12,13 @@ import threading
 import time
 import weakref
 from collections import UserDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+from glake_switch import is_disabled
+
 from .. import _library
+from .._arguments import flag
 from ..errors import Error, InvalidError, UnavailableError
 from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
@@ -89,9 +92,41 @@ class Offloaded(Activations):
         self._packer.site.ask(device, bytes_of, self._preset)
         self._device = device
 
+    def place(self, module: Any, load: Any, before: Any) -> None:
+        """Places the module's weights under the budget; ``before``: those that stream already."""
+        import torch
+
+        from ._placement import place
+
+        memory, budget = self._packer.memory, self._bytes
+        if isinstance(memory, Cuda) and not torch.cuda.is_available():
+            if load is not None:
+                raise UnavailableError("load= places a model on a GPU, and torch sees none")
+            return
+        assert self._device is not None
+        if is_disabled():
+            # Nothing streams: with load= the model is placed all the same.
+            budget = None if load is None else 1 << 62
+        elif budget is None:
+            budget = _all_of(self._device)
+        if budget is not None:
+            moves = self._bytes is not None
+            self._packer.weights = place(module, self._packer.site, memory, self._device, budget, self._packer.least, moves, load, before)
+
+    def told(self, course: bool = False) -> dict[str, Any]:
+        told = super().told(course)
+        told["weights"] = None if self._packer.weights is None else self._packer.weights.told()
+        return told
+
     def remove(self) -> None:
-        """Removes the hooks from the module, and the budget from its GPU. Repeated calls do nothing."""
+        """Removes the hooks from the module, and the budget from its GPU. Weights that stream become ordinary tensors of the host. Repeated
+        calls do nothing.
+        """
         device, self._device = self._device, None
+        weights, self._packer.weights = self._packer.weights, None
+        if weights is not None:
+            with contextlib.suppress(UnavailableError):
+                weights.remove()
         if self._first is not None:
             self._first.is_over = True
         super().remove()
@@ -242,6 +277,12 @@ def _take_off(module: Any, keeps: Offloaded) -> None:
                     each.pop(key, None)
 
 
+def _streaming(module: Any) -> Offloaded | None:
+    """Returns the handle of the module whose weights stream, if there is one."""
+    owners = (getattr(hook, "__self__", None) for hook in getattr(module, "_forward_pre_hooks", {}).values())
+    return next((owner for owner in owners if isinstance(owner, Offloaded) and owner._packer.weights is not None), None)
+
+
 def offload(
     module: Any,
     budget: int | float | str | None = None,
@@ -249,6 +290,8 @@ def offload(
     *,
     least: int = LEAST,
     host_memory: int | float | str | None = None,
+    weights: bool = True,
+    load: Callable[[str, Any], object] | None = None,
 ) -> Offloaded:
     """Keeps the saved tensors of a module's passes within a budget of GPU memory::
 
@@ -269,23 +312,40 @@ def offload(
         least: tensors of fewer bytes stay on the GPU.
         host_memory: pinned host memory to have free for offloaded bytes when the call returns, in bytes or as a text: the report of an earlier
             run says how much it took (``host_pinned_bytes``). None: passes pin what they need, so that the first takes longer.
+        weights: whether frozen parameters of repeated blocks (elements of a ``ModuleList``) stream from pinned host memory if the budget
+            cannot be met otherwise. With a budget, a model on the host is moved to the GPU, as far as it fits; the rest comes for each use.
+            While they are away, they are tensors of the host.
+        load: for a model on the ``meta`` device: ``load(name, out)`` fills the parameter or buffer of a name, a tensor of the host.
 
     Returns:
         A handle: ``remove()`` removes the hooks; ``report()`` describes the module's passes.
 
     Raises:
         InvalidError: an argument is invalid. A forward whose passes need more than the budget raises it too, with a sufficient budget.
-        glake.OutOfMemoryError: less host memory is available than requested. The module is unchanged.
+        glake.OutOfMemoryError: less host memory is available than requested, or than streamed weights need. The module is unchanged.
+        glake.UnsupportedError: weights have to stream, and FSDP, DeepSpeed, ``device_map`` or a compiled model forbids it.
     """
     if module is None:
         raise InvalidError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
     pinned = parsed(host_memory, "host_memory")
+    weights = flag(weights, "weights")
+    if load is not None and not callable(load):
+        raise InvalidError(f"load is {load!r}: a function of a parameter's name and the tensor to fill")
+    if load is not None and not weights:
+        raise InvalidError("load is given and weights is False: a model is filled where its weights may stream")
     handle = Offloaded(module, budget, preset, least)
-    if pinned is not None:
-        try:
+    streaming = _streaming(module)
+    try:
+        if pinned is not None:
             _library.api().offload_prepare(handle._device, pinned)
-        except BaseException:
-            handle.remove()
-            raise
+        if weights:
+            handle.place(module, load, None if streaming is None else streaming._packer.weights)
+        elif streaming is not None:
+            streaming._packer.weights.stay(lambda _: True)
+    except BaseException:
+        handle.remove()
+        raise
+    if streaming is not None and weights:
+        streaming._packer.weights = None
     _take_off(module, handle)
     return handle

@@ -169,7 +169,7 @@ impl HostMemory {
     /// As [`HostMemory::take`], if the host lacks the memory; the bytes pinned so far are kept.
     pub(super) fn prepare(&self, size: Bytes) -> Result<()> {
         let free = Bytes::new(self.memory.lock().ranges.total());
-        self.pool.has_room(size.saturating_sub(free))?;
+        self.pool.has_room(size.saturating_sub(free), Bytes::ZERO)?;
         self.keeping(|| {
             loop {
                 let free = Bytes::new(self.memory.lock().ranges.total());
@@ -180,6 +180,15 @@ impl HostMemory {
                 self.grow(missing.min(MOST), self.chunks.ahead(missing))?;
             }
         })
+    }
+
+    /// Checks whether `size` bytes can be had, of which `freed` are the process's, and freed as they are pinned.
+    ///
+    /// # Errors
+    /// As [`HostMemory::take`]; nothing is pinned.
+    pub(super) fn has_room(&self, size: Bytes, freed: Bytes) -> Result<()> {
+        let free = Bytes::new(self.memory.lock().ranges.total());
+        Ok(self.pool.has_room(size.saturating_sub(free), freed)?)
     }
 
     /// Runs `grow`, which takes memory from the pool, while this memory is not reclaimed.

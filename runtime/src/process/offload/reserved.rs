@@ -43,6 +43,15 @@ impl Offload {
         }
     }
 
+    /// Checks whether host memory of a device can be had for `size` bytes, while `freed` bytes of the process's other memory are freed.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoSuchDevice`]; [`ProcessError::Host`] if there is too little; nothing is pinned.
+    pub fn has_room(&self, device: i64, size: Bytes, freed: Bytes) -> Result<()> {
+        let device = self.registry.device(device)?.id();
+        self.host(device)?.has_room(size, freed)
+    }
+
     /// Copies a live block's bytes into reserved memory, after the work enqueued on `stream` so far and after the last copy in. The caller
     /// may free the block afterwards. Enqueues the copy without waiting.
     ///
