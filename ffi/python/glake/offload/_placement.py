@@ -77,20 +77,27 @@ def place(
         _bring_back(before, found, chosen)
     weights = before or Weights(site, memory, torch.empty(0, dtype=torch.uint8, device=memory.device(index)))
     filled = _Filled(model, weights.like.device, load)
-    made: list[tuple[Any, Place]] = []
+    made: list[tuple[Owner, Place]] = []
+    is_there = {id(parameter) for parameter in model.parameters() if parameter.is_cuda}
     try:
         for number in sorted(new):
             if isinstance(memory, Cuda):
                 _library.api().offload_prepare(index, found.blocks[number].nbytes)
             for owner in found.blocks[number].owners:
-                made.append((owner.module, Place(memory, weights.like, index, number, _parameters(owner))))
-                _fill(made[-1][1], owner, filled)
+                new_place = Place(memory, weights.like, index, number, _parameters(owner))
+                new_place.reserve()
+                made.append((owner, new_place))
+                _fill(new_place, owner, filled)
     except BaseException:
-        for _, each in made:
-            each.go()
+        # Everything goes back to where it was.
+        for owner, each in made:
+            if any(id(parameter) in is_there for *_, parameter in owner.parameters):
+                each.stay()
+            else:
+                each.go()
         raise
-    for module, each in made:
-        weights.add(module, each)
+    for owner, each in made:
+        weights.add(owner.module, each)
     filled.rest(weights)
     weights.kept_blocks, weights.kept_bytes = len(found.blocks) - len(chosen), sum(block.nbytes for block in found.blocks)
     weights.kept_bytes -= sum(found.blocks[number].nbytes for number in chosen)
@@ -105,7 +112,6 @@ def _parameters(owner: Owner) -> list[tuple[Any, str, Any]]:
 
 def _fill(place: Place, owner: Owner, filled: _Filled) -> None:
     """Moves an owner's parameters to a place."""
-    place.reserve()
     for part, (_, _, name, parameter) in zip(place.parts, owner.parameters):
         filled.into(name, parameter, part.home)
         place.settle(part, filled.parameter(name, parameter, part.home))
