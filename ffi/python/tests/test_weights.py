@@ -14,6 +14,7 @@ from unittest import mock
 
 os.environ["GLAKE_DEVICE"] = "sim"
 
+import child  # noqa: E402
 import glake  # noqa: E402
 from test_activations import OfTorch, api, torch  # noqa: E402
 
@@ -631,6 +632,44 @@ class Faults(OfWeights):
             api.shrink("{}")
             api.refill("{}")
         handle.remove()
+
+    def test_merging_and_other_writes_without_a_version_are_stored(self):
+        model, plain = self.model(), self.model()
+        handle = self.offload(model)
+        for each in (model, plain):
+            lora = each.blocks[2].up
+            with glake.offload.uses(lora, writes=True), glake.offload.uses(lora.base):
+                lora.base.weight.data += 0.5 * lora.b.weight @ lora.a.weight + 0.01
+        self.assertTrue(torch.equal(model.blocks[2].up.base.weight, plain.blocks[2].up.base.weight))
+        self.assertGreater(self.told(handle)["bytes_out"], 0)
+        self.equal(self.train(model, 2), self.train(plain, 2))
+        handle.remove()
+
+    def test_a_forked_child_and_the_end_of_the_process(self):
+        out = child.check(
+            self,
+            """
+            import os, sys
+            import torch
+            from test_weights import Programs, torch
+            case = Programs("test_copies_and_pickles_of_a_model_do_not_stream")
+            case.setUp()
+            model = case.model()
+            handle = case.offload(model)
+            case.train(model, 1)
+            if os.fork() == 0:
+                # Pinned memory is the parent's: no fault, and no other bytes.
+                weights = [model.blocks[0].up.base.weight, model.blocks[0].up.a.weight]
+                print("child:", [weight.numel() for weight in weights], flush=True)
+                os._exit(0)
+            os.wait()
+            case.train(model, 1)
+            # Left to the interpreter's end, in the middle of a step.
+            sys.kept = model(torch.arange(8).view(1, 8)).sum(), model, handle
+            print("parent")
+            """,
+        )
+        self.assertEqual(out.split("\n"), ["child: [0, 128]", "parent", ""])
 
     def test_it_ends_with_the_model(self):
         model = self.model()

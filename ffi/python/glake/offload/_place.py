@@ -58,6 +58,8 @@ class Place:
         self.pins = 0
         # Bytes that went back to the host.
         self.stored = 0
+        # Whether the copy is written without a version, by code that says so.
+        self.is_written = False
 
     def reserve(self) -> None:
         """Reserves the host memory.
@@ -156,6 +158,13 @@ class Place:
             part.home = None
         self.packed = None
 
+    def forget(self) -> None:
+        """Leaves the parameters without elements, in a process that does not have their memory."""
+        for part in self.parts if self.packed is not None else ():
+            parameter = part.parameter()
+            if parameter is not None:
+                parameter.data = part.home.new_empty(0)
+
     def storage(self) -> Any:
         """Returns a storage on the GPU with the bytes of a place that streams no more."""
         if self.copy is None:
@@ -204,10 +213,11 @@ class Place:
 
     def _store(self, which: list[Part]) -> None:
         """Sets shown parameters to their host tensors, with the bytes that they have."""
-        if any(self._is_written(part) for part in which):
+        if self.is_written or any(self._is_written(part) for part in which):
             self.packed.store(self._memory.stream(self._like), self._address)
             self.packed.host()
             self.stored += self.nbytes
+            self.is_written = False
         for part in which:
             parameter = part.parameter()
             if parameter is not None and parameter.data_ptr() == self._address + part.offset:

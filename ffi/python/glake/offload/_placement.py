@@ -56,7 +56,9 @@ def place(
     is_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     if is_meta and load is None:
         raise InvalidError("the model is on the meta device: give load=, a function that fills a parameter by its name")
-    if not chosen and before is None and load is None and not (moves and found.blocks):
+    device = memory.device(index)
+    moves = moves and bool(found.blocks) and any(parameter.device != device for parameter in model.parameters())
+    if not chosen and before is None and load is None and not moves:
         return None
     for reason in refusals(model):
         if chosen or load is not None:
@@ -75,7 +77,7 @@ def place(
         _check_allocator(index)
     if before is not None:
         _bring_back(before, found, chosen)
-    weights = before or Weights(site, memory, torch.empty(0, dtype=torch.uint8, device=memory.device(index)))
+    weights = before or Weights(site, memory, torch.empty(0, dtype=torch.uint8, device=device))
     filled = _Filled(model, weights.like.device, load)
     made: list[tuple[Owner, Place]] = []
     is_there = {id(parameter) for parameter in model.parameters() if parameter.is_cuda}
@@ -99,9 +101,11 @@ def place(
     for owner, each in made:
         weights.add(owner.module, each)
     filled.rest(weights)
+    if not weights.places and before is None:
+        return None
     weights.kept_blocks, weights.kept_bytes = len(found.blocks) - len(chosen), sum(block.nbytes for block in found.blocks)
     weights.kept_bytes -= sum(found.blocks[number].nbytes for number in chosen)
-    weights.begin(found.above)
+    weights.begin(model, found.above)
     keep_in_place(model, weights)
     return weights
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -22,7 +23,7 @@ from typing import Any
 from ..errors import Error, UnsupportedError
 from . import _dynamo
 from ._memory import Memory, is_shortage
-from ._parts import parts
+from ._parts import parameters, parts
 from ._place import Place, Streamed
 from ._saved import kept, read
 
@@ -50,6 +51,9 @@ class Weights:
         self._current: dict[int, tuple[int, int]] = {}
         self._tasks: set[int] = set()
         self._is_first, self._kind = True, _FORWARD
+        # The model, and the number of parameters that modules had been given when it was looked at.
+        self._model: Any = None
+        self._registered = 0
         self._by_id: dict[int, tuple[Place, Any]] = {}
         # Of the blocks that stay on the GPU.
         self.kept_blocks = self.kept_bytes = 0
@@ -62,8 +66,9 @@ class Weights:
         self.places.append(place)
         self._by_id.update({id(part.parameter()): (place, part) for part in place.parts})
 
-    def begin(self, above: list[Any]) -> None:
+    def begin(self, model: Any, above: list[Any]) -> None:
         """Begins to stream. ``above``: the modules whose forwards may use the places of several of their parts, the outermost first."""
+        self._model, self._registered = weakref.ref(model), _watch()
         for handle in self._handles:
             handle.remove()
         self._handles, self._is_first = [], True
@@ -278,11 +283,23 @@ class Weights:
         import torch
 
         self._is_first, self._kind = True, _FORWARD if torch.is_grad_enabled() else _EVALUATION
+        if self._registered != _registrations[0]:
+            self._take_in()
         with self._lock:
             self._current.pop(threading.get_ident(), None)
             for place in self.places:
                 if place.copy is not None and not self._is_current(place):
                     self._hide(place, frees=True)
+
+    def _take_in(self) -> None:
+        """Moves parameters that are new in the model to the GPU: a new adapter is made where its layer's weight is, on the host."""
+        self._registered, model = _registrations[0], self._model()
+        own = [] if model is None else [parameter for parameter in parameters(model) if not self.is_streamed(parameter)]
+        # Not where the program has moved the model itself.
+        if any(parameter.device == self.like.device for parameter in own):
+            for parameter in own:
+                if parameter.device.type == "cpu" and parameter.device != self.like.device:
+                    parameter.data = parameter.data.to(self.like.device)
 
     def _leave_ended(self, stack: list[tuple[Any, Any, Any]], running: set[Any]) -> None:
         """Leaves forwards that a signal ended: torch calls no hook after those."""
@@ -326,7 +343,7 @@ class Weights:
 
     # Uses that hooks do not see.
 
-    def pin(self, module: Any) -> list[int]:
+    def pin(self, module: Any, writes: bool) -> list[int]:
         """Makes all places of a module's parts come and stay until they are unpinned. Returns their numbers."""
         numbers: list[int] = []
         seen = {id(part) for part in parts(module)}
@@ -336,6 +353,7 @@ class Weights:
                 if place.packed is not None and any(owner is not None and id(owner) in seen for owner in owners):
                     self.use(number)
                     place.pins += 1
+                    place.is_written |= writes
                     numbers.append(number)
         return numbers
 
@@ -371,15 +389,19 @@ class uses:
             logits = torch.nn.functional.linear(hidden, embedding.weight)
 
     It does nothing for modules whose weights do not stream.
+
+    Args:
+        module: the module with the weights.
+        writes: whether the block writes to them through ``.data``, which nothing counts: they are stored when it ends.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, module: Any, *, writes: bool = False) -> None:
+        self._module, self._writes = module, writes
         self._pinned: list[tuple[Weights, list[int], Any]] = []
 
     def __enter__(self) -> uses:
         for weights in list(_all):
-            if not weights.is_over and (numbers := weights.pin(self._module)):
+            if not weights.is_over and (numbers := weights.pin(self._module, self._writes)):
                 self._pinned.append((weights, numbers, weights._push()))
         return self
 
@@ -497,4 +519,30 @@ def streams(parameter: Any) -> bool:
     return any(not weights.is_over and weights.is_streamed(parameter) for weights in list(_all))
 
 
+def _watch() -> int:
+    """Counts the parameters that modules are given from now on. Returns their number."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    if not _watching:
+        _watching.append(register_module_parameter_registration_hook(_count))
+    return _registrations[0]
+
+
+def _count(_module: Any, _name: str, _parameter: Any) -> None:
+    _registrations[0] += 1
+
+
+_registrations, _watching = [0], []  # type: ignore[var-annotated]
 _all: weakref.WeakSet[Weights] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """In a forked child weights that stream are without elements: pinned memory is the parent's alone, and a read would end the child."""
+    for weights in list(_all):
+        # Other threads, which may have held it, do not exist.
+        weights._lock = threading.RLock()
+        for place in weights.places:
+            place.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
