@@ -18,6 +18,7 @@ import child  # noqa: E402
 import glake  # noqa: E402
 from test_activations import OfTorch, api, torch  # noqa: E402
 
+MIB = 1 << 20
 if torch:
     from torch.utils.checkpoint import checkpoint
 
@@ -132,7 +133,7 @@ class OfWeights(OfTorch):
         kept = found.nbytes - sum(found.blocks[number].nbytes for number in chosen)
         room = budget or (found.fixed + kept + beside(found, chosen)) * 4 // 3 + 16
         weights = None if before is None else before._packer.weights
-        handle._packer.weights = place(model, handle._packer.site, self.memory, 0, room, least, True, load, weights)
+        handle._packer.weights = place(model, handle._packer.site, self.memory, 0, room, least, True, None, load, weights)
         if before is not None:
             before._packer.weights = None
         _take_off(model, handle)
@@ -558,6 +559,32 @@ class Placements(OfWeights):
         for parameter, (_, was) in zip(model.parameters(), before):
             self.assertTrue(torch.equal(parameter, was))
         model._forward_pre_hooks.clear()
+
+    def test_passes_that_need_more_than_the_budget_make_weights_stream(self):
+        model = self.model(blocks=12)
+        found = layout(model, 512)
+        handle = Offloaded(model, found.fixed + 2 * found.nbytes, "fit", 512, self.memory)
+        handle.place(model)
+        self.assertIsNone(handle._packer.weights, "it fits")
+        told = []
+        with self.assertRaisesRegex(glake.InvalidError, "passes of this shape need"):
+            for _ in range(40):
+                model(torch.randint(0, 64, (64, 256))).square().mean().backward()
+                told.append(handle.told()["weights"])
+        # Saves are not counted with weights here: they stream one after the other, and then there are no more.
+        streamed = [0 if each is None else each["streamed_blocks"] for each in told]
+        self.assertEqual((streamed[0], streamed, streamed[-1]), (0, sorted(streamed), 12))
+        handle.remove()
+
+    def test_weights_come_back_where_passes_leave_room(self):
+        plain, model = self.model(blocks=8), self.model(blocks=8)
+        found = layout(model, 512)
+        handle = Offloaded(model, found.fixed + found.nbytes + 16 * MIB, "fit", 512, self.memory)
+        handle.place(model, step=16 * MIB + 3 * found.largest)
+        self.assertEqual(self.told(handle)["streamed_blocks"], 6)
+        self.equal(self.train(model, 10), self.train(plain, 10))
+        self.assertEqual(self.told(handle)["streamed_blocks"], 0)
+        handle.remove()
 
     def test_a_budget_below_what_stays_names_one_that_is_enough(self):
         model = self.model()

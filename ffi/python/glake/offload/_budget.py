@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import os
 import re
 import threading
@@ -19,7 +20,7 @@ from glake_switch import is_disabled
 
 from .. import _library
 from .._arguments import flag
-from ..errors import Error, InvalidError, UnavailableError
+from ..errors import Error, InvalidError, OutOfMemoryError, UnavailableError, UnsupportedError
 from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
@@ -35,6 +36,10 @@ _LEAST_AHEAD, _MOST_AHEAD = 64 << 20, 1 << 30
 _EVERY = 0.005
 # Depth to which the arguments of a forward are searched for sizes.
 _DEPTH = 8
+# Forwards before which weights that stream are looked at again.
+_LOOKS = (8, 32, 128)
+
+_logger = logging.getLogger("glake")
 
 
 def parsed(budget: int | float | str | None, name: str = "budget") -> int | None:
@@ -70,6 +75,8 @@ class Offloaded(Activations):
         # The GPU that the budget is of, from when it was asked for until it is taken off.
         self._device: int | None = None
         self._first: _FirstPass | None = None
+        # Whether weights may stream, and what a step needs beside them, as far as it is known.
+        self._may_stream, self._step, self._forwards = False, 0, 0
         super().__init__(module, least, memory, replay=preset == "hybrid")
         if module is not None:
             try:
@@ -92,8 +99,8 @@ class Offloaded(Activations):
         self._packer.site.ask(device, bytes_of, self._preset)
         self._device = device
 
-    def place(self, module: Any, load: Any, before: Any) -> None:
-        """Places the module's weights under the budget; ``before``: those that stream already."""
+    def place(self, module: Any, load: Any = None, before: Any = None, step: int | None = None) -> None:
+        """Places the module's weights under the budget; ``before``: those that stream already, ``step``: what a step needs beside them."""
         import torch
 
         from ._placement import place
@@ -110,8 +117,38 @@ class Offloaded(Activations):
         elif budget is None:
             budget = _all_of(self._device)
         if budget is not None:
-            moves = self._bytes is not None
-            self._packer.weights = place(module, self._packer.site, memory, self._device, budget, self._packer.least, moves, load, before)
+            moves, least = self._bytes is not None, self._packer.least
+            self._packer.weights = place(module, self._packer.site, memory, self._device, budget, least, moves, step, load, before)
+            self._may_stream, self._step = True, budget // 4 if step is None else step
+
+    def _stream_more(self, module: Any) -> bool:
+        """Makes more weights stream, as passes need more than the budget. Returns whether there were any."""
+        weights = self._packer.weights
+        before = 0 if weights is None else weights.told()["streamed_bytes"]
+        if not self._may_stream or self._device is None:
+            return False
+        budget = self._bytes or _all_of(self._device) or 0
+        try:
+            self.place(module, before=weights, step=min(self._step + budget // 8, budget))
+        except (InvalidError, OutOfMemoryError, UnsupportedError) as error:
+            _logger.warning("passes need more than the budget, and weights that could stream stay: %s", error)
+            return False
+        if self._packer.weights is None or self._packer.weights.told()["streamed_bytes"] <= before:
+            return False
+        # What was learned of passes is of another placement.
+        self._packer.site = _library.api().Site()
+        self._ask(self._device)
+        return True
+
+    def _stream_less(self, module: Any) -> None:
+        """Brings weights back for which passes leave room."""
+        told, weights = super().told(), self._packer.weights
+        plan = told["plan"]
+        if plan is None or told["unplanned"] or plan["offloaded"]["items"] or plan["recomputed"]["items"] or told["budget"] is None:
+            return
+        room = told["budget"] - plan["peak_bytes"] - told["budget"] // 16
+        if weights.told()["streamed_blocks"] and room >= weights.told()["streamed_bytes"] // weights.told()["streamed_blocks"]:
+            self.place(module, before=weights, step=max(self._step - room, 0))
 
     def told(self, course: bool = False) -> dict[str, Any]:
         told = super().told(course)
@@ -162,7 +199,17 @@ class Offloaded(Activations):
             if device != self._device:
                 # The module was moved to its GPU since.
                 self._ask(device)
-            return bool(self._packer.site.needs(_shape(module, inputs, named)))
+            if self._may_stream and self._packer.weights is not None:
+                self._forwards += 1
+                if self._forwards in _LOOKS:
+                    self._stream_less(module)
+            shape = _shape(module, inputs, named)
+            try:
+                return bool(self._packer.site.needs(shape))
+            except InvalidError:
+                if not self._stream_more(module):
+                    raise
+            return bool(self._packer.site.needs(shape))
         except UnavailableError:
             # In a forked child nothing is on a GPU.
             return False

@@ -29,7 +29,16 @@ Load = Callable[[str, Any], object]
 
 
 def place(
-    model: Any, site: Any, memory: Memory, index: int, budget: int, least: int, moves: bool, load: Load | None = None, before: Weights | None = None
+    model: Any,
+    site: Any,
+    memory: Memory,
+    index: int,
+    budget: int,
+    least: int,
+    moves: bool,
+    step: int | None = None,
+    load: Load | None = None,
+    before: Weights | None = None,
 ) -> Weights | None:
     """Places a model on a GPU: streams as many blocks as the budget demands. Returns the weights that stream; None if none has to.
 
@@ -40,6 +49,7 @@ def place(
         budget: the most memory of the process on it, in bytes.
         least: parameters of fewer bytes stay on the GPU.
         moves: whether a model on the host that fits is moved to the GPU.
+        step: what a step needs beside the weights, in bytes. None: a quarter of the budget.
         load: fills a parameter or buffer by its name.
         before: the weights that stream now.
 
@@ -52,7 +62,7 @@ def place(
 
     found = layout(model, least)
     context = _CONTEXT if isinstance(memory, Cuda) else 0
-    chosen = streamed_blocks(found, budget - budget // _STEP - context - found.fixed)
+    chosen = streamed_blocks(found, budget - (budget // _STEP if step is None else step) - context - found.fixed)
     is_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     if is_meta and load is None:
         raise InvalidError("the model is on the meta device: give load=, a function that fills a parameter by its name")
