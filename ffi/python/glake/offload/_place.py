@@ -41,13 +41,17 @@ class Place:
         home ──begin──► home, with a copy ──show──► on the GPU ──hide──► home, with a copy ──free──► home
     """
 
-    def __init__(self, memory: Memory, like: Any, index: int, block: int, owned: list[tuple[Any, str, Any]]) -> None:
+    def __init__(
+        self, memory: Memory, copies: dict[int, Place], like: Any, index: int, block: int, owned: list[tuple[Any, str, Any]]
+    ) -> None:
         self.block, self.parts, self.nbytes = block, [], 0
         for module, name, parameter in owned:
             part = Part(module, name, parameter, self.nbytes)
             self.parts.append(part)
             self.nbytes = _aligned(part.offset + part.nbytes)
         self._memory, self._like, self._index = memory, like, index
+        # Places by the storage of their copy: of those alone, as another may have the number of one that is freed.
+        self._copies = copies
         self.packed: Any = None
         # Storage of the copy on the GPU, the stream of its memory, and the streams that waited for it.
         self.copy: Any = None
@@ -96,6 +100,7 @@ class Place:
             part.version = 0 if parameter is None else parameter._version
         self.packed.begin(self._stream, address)
         self.copy, self._address = copy, address
+        self._copies[copy._cdata] = self
         self._waited.clear()
 
     def show(self) -> None:
@@ -134,13 +139,16 @@ class Place:
 
     def free(self) -> None:
         """Frees the copy of hidden parameters."""
-        if not self.is_shown:
+        if not self.is_shown and self.copy is not None:
+            self._copies.pop(self.copy._cdata, None)
             self.copy = None
 
     def stay(self) -> None:
         """Leaves the parameters on the GPU for good, and releases the host memory."""
         self.show()
-        self.packed = None
+        self._copies.pop(self.copy._cdata, None)
+        # The parameters hold it.
+        self.packed = self.copy = None
         for part in self.parts:
             parameter, part.home = part.parameter(), None
             if parameter is not None and parameter.device != self._like.device:
@@ -167,14 +175,12 @@ class Place:
 
     def storage(self) -> Any:
         """Returns a storage on the GPU with the bytes of a place that streams no more."""
-        if self.copy is None:
-            copy, _ = self._memory.take(self._like, self.nbytes)
-            for part in self.parts:
-                parameter = part.parameter()
-                if parameter is not None:
-                    part.view(copy, self._like).copy_(parameter.detach())
-            return copy
-        return self.copy
+        copy, _ = self._memory.take(self._like, self.nbytes)
+        for part in self.parts:
+            parameter = part.parameter()
+            if parameter is not None:
+                part.view(copy, self._like).copy_(parameter.detach())
+        return copy
 
     def is_foreign(self) -> bool:
         """Whether the program has given a parameter of a shown place another type or other sizes."""

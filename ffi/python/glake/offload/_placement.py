@@ -78,28 +78,30 @@ def place(
             f"a budget of {_report._size(budget)} was asked for, and {_report._size(least_budget)} of the GPU is needed before a step begins, "
             f'although all blocks stream: give budget="{least_budget * _STEP // (_STEP - 1) / (1 << 30):.1f}GiB" or more'
         )
-    stays = set() if before is None else {number for number in chosen if _streams(before, found.blocks[number].owners)}
-    new = chosen - stays
-    missing = sum(found.blocks[number].nbytes for number in new)
+    streamed = [(number, owner) for number in sorted(chosen) for owner in found.blocks[number].owners]
+    there = {id(owner.module) for _, owner in streamed if before is not None and _streams(before, owner)}
+    new = [(number, owner) for number, owner in streamed if id(owner.module) not in there]
+    missing = sum(owner.nbytes for _, owner in new)
     _check_room(model, missing, index, is_meta)
     _tell(found, chosen, missing, index)
     if chosen and isinstance(memory, Cuda):
         _check_allocator(index)
     if before is not None:
-        _bring_back(before, found, chosen)
+        before.stay(lambda module: id(module) not in there)
     weights = before or Weights(site, memory, torch.empty(0, dtype=torch.uint8, device=device))
     filled = _Filled(model, weights.like.device, load)
     made: list[tuple[Owner, Place]] = []
     is_there = {id(parameter) for parameter in model.parameters() if parameter.is_cuda}
     try:
-        for number in sorted(new):
-            if isinstance(memory, Cuda):
-                _library.api().offload_prepare(index, found.blocks[number].nbytes)
-            for owner in found.blocks[number].owners:
-                new_place = Place(memory, weights.like, index, number, _parameters(owner))
-                new_place.reserve()
-                made.append((owner, new_place))
-                _fill(new_place, owner, filled)
+        pinned = -1
+        for number, owner in new:
+            if number != pinned and isinstance(memory, Cuda):
+                pinned = number
+                _library.api().offload_prepare(index, sum(each.nbytes for block, each in new if block == number))
+            new_place = Place(memory, weights.copies, weights.like, index, number, _parameters(owner))
+            new_place.reserve()
+            made.append((owner, new_place))
+            _fill(new_place, owner, filled)
     except BaseException:
         # Everything goes back to where it was.
         for owner, each in made:
@@ -131,14 +133,9 @@ def _fill(place: Place, owner: Owner, filled: _Filled) -> None:
         place.settle(part, filled.parameter(name, parameter, part.home))
 
 
-def _streams(weights: Weights, owners: list[Owner]) -> bool:
-    return all(weights.is_streamed(parameter) for owner in owners for *_, parameter in owner.parameters)
-
-
-def _bring_back(weights: Weights, found: Layout, chosen: set[int]) -> None:
-    """Moves blocks back to the GPU that need not stream any more."""
-    keep = {id(owner.module) for number in chosen for owner in found.blocks[number].owners}
-    weights.stay(lambda module: id(module) not in keep)
+def _streams(weights: Weights, owner: Owner) -> bool:
+    """Whether exactly these parameters of the owner stream."""
+    return weights.streamed_of(owner.module) == {id(parameter) for *_, parameter in owner.parameters}
 
 
 def _check_room(model: Any, missing: int, index: int, is_loaded: bool) -> None:

@@ -44,7 +44,7 @@ class Weights:
         # Numbers of the places of modules, which own their parameters or read those of their parts.
         self._owned: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         # Places by the storage of their copy.
-        self._copies: dict[int, Place] = {}
+        self.copies: dict[int, Place] = {}
         self._handles: list[Any] = []
         self._entered = threading.local()
         # Of each thread, the block that it uses, and the backward that does, if one does.
@@ -97,12 +97,16 @@ class Weights:
                     place.stay()
                 else:
                     place.go()
-            self._copies.clear()
             self._current.clear()
 
     @property
     def is_over(self) -> bool:
         return not self._handles
+
+    def streamed_of(self, module: Any) -> set[int]:
+        """Returns the ids of the parameters that a module's forward brings."""
+        places = (self.places[number] for number in self._owned.get(module, ()))
+        return {id(part.parameter()) for place in places if place.packed is not None for part in place.parts}
 
     def is_streamed(self, parameter: Any) -> bool:
         """Whether a parameter streams."""
@@ -114,7 +118,8 @@ class Weights:
         with self._lock:
             for module, numbers in self._owned.items():
                 for number in numbers if which(module) else ():
-                    self._keep(self.places[number])
+                    if self.places[number].packed is not None:
+                        self.places[number].stay()
             owned = [(module, self.places[number]) for module, numbers in self._owned.items() for number in numbers]
             self._owned.clear()
             self._by_id.clear()
@@ -136,15 +141,15 @@ class Weights:
     # Uses.
 
     def use(self, number: int) -> Any:
-        """Makes a place come for the current stream; returns its storage there."""
+        """Makes a place come for the current stream; returns its storage there, if it streams."""
         with self._lock:
             place = self.places[number]
             if place.packed is None:
-                return place.storage()
+                return None
             if place.is_trained():
                 _logger.info("weights of block %d are trained now, and stay on the GPU", place.block)
-                self._keep(place)
-                return place.copy
+                place.stay()
+                return None
             task, thread = _task(), threading.get_ident()
             if task != -1 and task not in self._tasks:
                 self._tasks.add(task)
@@ -162,7 +167,7 @@ class Weights:
             self._show(place)
             if place.is_foreign():
                 _logger.info("a weight of block %d has another type or other sizes now, and stays on the GPU", place.block)
-                self._keep(place)
+                place.stay()
             for other in begin:
                 if not self._begin_ahead(self.places[other]):
                     break
@@ -173,21 +178,21 @@ class Weights:
         import torch
 
         kind = type(tensor)
-        if not self._copies or (kind is not torch.Tensor and kind is not torch.nn.Parameter):
+        if not self.copies or (kind is not torch.Tensor and kind is not torch.nn.Parameter):
             return None
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
             return None
-        place = self._copies.get(tensor.untyped_storage()._cdata)
+        place = self.copies.get(tensor.untyped_storage()._cdata)
         return None if place is None else Streamed(tensor, place, self._reach, self.like)
 
     def _reach(self, place: Place) -> Any:
-        return place.storage() if place.packed is None else self.use(self.places.index(place))
+        storage = self.use(self.places.index(place)) if place in self.places else None
+        return place.storage() if storage is None else storage
 
     def _begin(self, place: Place) -> None:
         if place.copy is None:
             place.begin()
             self.bytes_in += place.nbytes
-            self._copies[place.copy._cdata] = place
 
     def _begin_ahead(self, place: Place) -> bool:
         try:
@@ -205,8 +210,6 @@ class Weights:
         place.show()
         if place.copy is not before:
             # Its bytes had changed.
-            self._copies.pop(before._cdata, None)
-            self._copies[place.copy._cdata] = place
             self.bytes_in += place.nbytes
 
     def _hide(self, place: Place, frees: bool) -> None:
@@ -217,15 +220,8 @@ class Weights:
         except Error as error:
             _logger.warning("weights that were changed could not be stored, and stay on the GPU until they can be: %s", error)
             return
-        if frees and place.copy is not None:
-            self._copies.pop(place.copy._cdata, None)
+        if frees:
             place.free()
-
-    def _keep(self, place: Place) -> None:
-        """Leaves a place on the GPU for good."""
-        if place.copy is not None:
-            self._copies.pop(place.copy._cdata, None)
-        place.stay()
 
     def _is_current(self, place: Place) -> bool:
         return any(block == place.block for block, _ in self._current.values())
