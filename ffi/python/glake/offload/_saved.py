@@ -284,7 +284,7 @@ class Stored:
 
     __slots__ = ("_packer", "_saved")
 
-    def __init__(self, packer: Packer, saved: Kept | Away) -> None:
+    def __init__(self, packer: Packer, saved: Saved) -> None:
         self._packer, self._saved = packer, saved
 
     def is_intact(self) -> bool:
