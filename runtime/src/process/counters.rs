@@ -85,7 +85,7 @@ impl CountersWriter {
             match open(self.backend.get().map_or("", String::as_str)) {
                 Ok((page, counters)) => (state.page, state.counters) = (Some(page), counters),
                 Err(error) => {
-                    tracing::debug!(target: "glake::process", %error, "glake top does not see this process: it has no counters page");
+                    tracing::debug!(target: "glake::share", %error, "glake top does not see this process: it has no counters page");
                     return;
                 }
             }

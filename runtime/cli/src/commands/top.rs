@@ -24,7 +24,7 @@ use crate::top::app::{Action, App, Wish};
 use crate::top::feed::{Feed, Update};
 use crate::top::paint::Look;
 use crate::top::print;
-use crate::top::scene::{Process, Reading, waste_of};
+use crate::top::processes::{Process, Reading, waste_of};
 use crate::top::screen::{Input, Screen};
 
 const TOP: &str = "\

@@ -10,7 +10,8 @@ use ratatui::layout::Rect;
 
 use super::draw::{HISTORY_S, View, draw};
 use super::paint::Look;
-use super::scene::{Reading, Row, Scene, clean, waste_of};
+use super::processes::{Process, Reading, waste_of};
+use super::scene::{Row, Scene, clean};
 
 /// Number of decisions that are remembered.
 const MOST_DECISIONS: usize = 256;
@@ -88,9 +89,8 @@ impl App {
         while self.decisions.len() > MOST_DECISIONS {
             self.decisions.pop_first();
         }
-        let waste = |process: &super::scene::Process| {
-            (process.pid, process.counters.gpus.iter().map(waste_of).sum::<Bytes>())
-        };
+        let waste =
+            |process: &Process| (process.pid, process.counters.gpus.iter().map(waste_of).sum::<Bytes>());
         let waste = pages.processes.iter().map(waste).collect();
         #[allow(clippy::cast_precision_loss)]
         let aged = |(received, _): &(u64, DecisionRow)| second.saturating_sub(*received) as f64;

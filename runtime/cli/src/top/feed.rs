@@ -11,7 +11,8 @@ use glake_wire::Snapshot;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::pages::Pages;
-use super::scene::{Reading, clean, span};
+use super::processes::Reading;
+use super::scene::{clean, span};
 
 /// Time between two attempts to reach an agent.
 const RETRY: Duration = Duration::from_secs(2);

@@ -18,7 +18,7 @@ use glake_meter::ProcessStat;
 use glake_wire::{Counters, CountersView, PageError};
 use rustix::fs::OFlags;
 
-use super::scene::Process;
+use super::processes::Process;
 
 /// Time between two searches for new processes.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
