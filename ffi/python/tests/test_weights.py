@@ -133,7 +133,7 @@ class OfWeights(OfTorch):
         kept = found.nbytes - sum(found.blocks[number].nbytes for number in chosen)
         room = budget or (found.fixed + kept + beside(found, chosen)) * 4 // 3 + 16
         weights = None if before is None else before._packer.weights
-        handle._packer.weights = place(model, handle._packer.site, self.memory, 0, room, least, True, None, load, weights)
+        handle._packer.weights = place(model, handle._packer.site, self.memory, 0, room, least, True, room // 4, load, weights)
         if before is not None:
             before._packer.weights = None
         _take_off(model, handle)
@@ -648,7 +648,6 @@ class Faults(OfWeights):
         for thread in threads:
             thread.join()
         self.assertEqual(wrong, [])
-        del expected
         handle.remove()
 
     def test_a_shrink_between_steps(self):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 from ._parts import parts
 
-# What is copied in fewer bytes than this is not worth a copy of its own.
+# Gradients and states of an optimizer, in the size of what is trained.
 _STATES = 3
 
 
@@ -64,14 +65,18 @@ def layout(model: Any, least: int) -> Layout:
     """
     import torch
 
-    named, count = {}, {}
+    named: dict[int, str] = {}
+    count: dict[int, int] = {}
     for part in parts(model):
         for parameter in part._parameters.values():
             if parameter is not None:
                 count[id(parameter)] = count.get(id(parameter), 0) + 1
     for name, parameter in model.named_parameters():
         named[id(parameter)] = name
-    blocks, above, may, staying = [], [], set(), {}
+    blocks: list[Block] = []
+    above: list[Any] = []
+    may: set[int] = set()
+    staying: dict[str, int] = {}
     for name, module, around in _repeated(model):
         above += [each for each in around if not any(each is other for other in above)]
         if _is_compiled(module):
@@ -130,11 +135,7 @@ def size_of(tensor: Any) -> int:
 
 def refusals(model: Any) -> list[str]:
     """Returns why the weights of a model cannot stream, by name."""
-    import sys
-
-    import torch
-
-    found = []
+    found: list[str] = []
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kinds = tuple(kind for kind in (getattr(fsdp, "FSDPModule", None), getattr(fsdp, "FullyShardedDataParallel", None)) if kind)
     for part in parts(model):
@@ -143,11 +144,9 @@ def refusals(model: Any) -> list[str]:
             found.append("FSDP: it shards parameters and moves them itself; use its CPUOffloadPolicy, or train without it")
         if type(part).__module__.startswith("deepspeed") or any(hasattr(parameter, "ds_id") for parameter in part._parameters.values()):
             found.append("DeepSpeed: it moves parameters itself; use its offload_param, or train without it")
-        if "_hf_hook" in own and type(own["_hf_hook"]).__name__ not in ("LayerwiseCastingHook",):
+        if "_hf_hook" in own:
             found.append("device_map: Accelerate's hooks move parameters themselves, and cannot be trained; load the model without device_map")
-    if isinstance(model, torch._dynamo.OptimizedModule) if "torch._dynamo" in sys.modules else False:
-        found.append("torch.compile: the model is compiled as a whole, with its parameters' addresses; compile parts outside of its blocks")
-    elif vars(model).get("_compiled_call_impl") is not None:
+    if _is_compiled(model):
         found.append("torch.compile: the model is compiled as a whole, with its parameters' addresses; compile parts outside of its blocks")
     return list(dict.fromkeys(found))
 

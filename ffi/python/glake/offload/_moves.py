@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ._parts import parts
-from ._weights import Weights, streams, uses
+from ._uses import uses
+from ._weights import Weights, live
 
 # Names of a layer's methods that write to the weight of the layer that it wraps, as of peft's layers.
 _WRITING = ("merge", "unmerge")
@@ -68,7 +69,7 @@ class _Apply(_Method):
 
 def _stays(parameter: Any, fn: Callable[[Any], Any]) -> bool:
     """Whether a parameter streams, and a move only names another device."""
-    if not streams(parameter):
+    if not any(weights.is_streamed(parameter) for weights in live()):
         return False
     empty = parameter.detach().new_empty(0)
     moved = fn(empty)

@@ -163,7 +163,8 @@ class Packer:
             self.site.replays(scope, begins)
 
     def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | Streamed | None:
-        if self.weights is not None and (streamed := self.weights.saved(tensor)) is not None:
+        streamed: Streamed | None = None if self.weights is None else self.weights.saved(tensor)
+        if streamed is not None:
             return streamed
         # The cheapest questions first: most of what is saved is small.
         kind = type(tensor)

@@ -68,6 +68,10 @@ def place(
         raise InvalidError("the model is on the meta device: give load=, a function that fills a parameter by its name")
     device = memory.device(index)
     moves = moves and bool(found.blocks) and any(parameter.device != device for parameter in model.parameters())
+    is_resident = step is None and not any(parameter.device != device for parameter in model.parameters())
+    if before is None and is_resident and context + found.fixed + found.nbytes <= budget:
+        # It fits so far: passes that need more make weights stream.
+        return None
     if not chosen and before is None and load is None and not moves:
         return None
     for reason in refusals(model):

@@ -17,7 +17,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from ..errors import Error, UnsupportedError
@@ -110,8 +109,8 @@ class Weights:
 
     def is_streamed(self, parameter: Any) -> bool:
         """Whether a parameter streams."""
-        place, part = self._by_id.get(id(parameter), (None, None))
-        return place is not None and place.packed is not None and part.parameter() is parameter
+        known = self._by_id.get(id(parameter))
+        return known is not None and known[0].packed is not None and known[1].parameter() is parameter
 
     def stay(self, which: Callable[[Any], bool]) -> None:
         """Moves the places of modules to the GPU for good."""
@@ -243,7 +242,7 @@ class Weights:
             self._leave_ended(stack, call()[1])
         if not stack and _task() == -1:
             self._begin_forward()
-        stack.append((module, self._push(), call()[0] if is_above else None))
+        stack.append((module, self.push(), call()[0] if is_above else None))
         if module in self._owned:
             given = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
             if given is not None and given.device.type != self.like.device.type:
@@ -307,7 +306,7 @@ class Weights:
             if hooks is not None:
                 hooks.__exit__()
 
-    def _push(self) -> Any:
+    def push(self) -> Any:
         """Pushes hooks that pack what is saved of streamed weights, where no others are that do so, or that count what is saved."""
         import torch
 
@@ -375,38 +374,6 @@ class Weights:
             "uses": self.uses,
             "demanded": self.demanded,
         }
-
-
-class uses:
-    """Context manager for functions that read the weights of a module without calling it: ``module``'s frozen weights are on the GPU within
-    the block, its parts' included::
-
-        with glake.offload.uses(embedding):
-            logits = torch.nn.functional.linear(hidden, embedding.weight)
-
-    It does nothing for modules whose weights do not stream.
-
-    Args:
-        module: the module with the weights.
-        writes: whether the block writes to them through ``.data``, which nothing counts: they are stored when it ends.
-    """
-
-    def __init__(self, module: Any, *, writes: bool = False) -> None:
-        self._module, self._writes = module, writes
-        self._pinned: list[tuple[Weights, list[int], Any]] = []
-
-    def __enter__(self) -> uses:
-        for weights in list(_all):
-            if not weights.is_over and (numbers := weights.pin(self._module, self._writes)):
-                self._pinned.append((weights, numbers, weights._push()))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pinned, self._pinned = self._pinned, []
-        for weights, numbers, hooks in reversed(pinned):
-            if hooks is not None:
-                hooks.__exit__()
-            weights.unpin(numbers)
 
 
 class _Enter:
@@ -503,16 +470,16 @@ def _task() -> int:
 def _engine() -> Any:
     import torch
 
-    return torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    return torch.autograd.Variable._execution_engine
 
 
 def _plain(function: Any) -> Any:
     return function
 
 
-def streams(parameter: Any) -> bool:
-    """Whether a parameter of any model streams."""
-    return any(not weights.is_over and weights.is_streamed(parameter) for weights in list(_all))
+def live() -> list[Weights]:
+    """Returns the weights of all models that stream."""
+    return [weights for weights in list(_all) if not weights.is_over]
 
 
 def _watch() -> int:
@@ -528,7 +495,8 @@ def _count(_module: Any, _name: str, _parameter: Any) -> None:
     _registrations[0] += 1
 
 
-_registrations, _watching = [0], []  # type: ignore[var-annotated]
+_registrations = [0]
+_watching: list[Any] = []
 _all: weakref.WeakSet[Weights] = weakref.WeakSet()
 
 
