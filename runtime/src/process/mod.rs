@@ -28,6 +28,7 @@
 mod activity;
 mod agent;
 mod copies;
+mod counters;
 mod device;
 mod device_registry;
 mod engine;
@@ -72,7 +73,8 @@ pub use leases::Leases;
 use observers::Action;
 pub use observers::{Observers, OnLease, OnMapping, OnShortage};
 pub use offload::{
-    CheckState, ItemId, LeafPart, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, Verdict,
+    CheckState, ItemId, LeafPart, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, StreamedPlace,
+    UseOrders, UsePhase, Verdict,
 };
 pub use pools::{PoolCheckpoint, Pools};
 pub use private::{Filter, PoolId};
@@ -169,6 +171,7 @@ impl Process {
         let opened = Opened { driver: driver.clone(), devices, links, mappings };
         let agent = AgentHandle::new(opened.devices.len(), &config.lease);
         let observers = Observers::new(opened.devices.len(), agent.clone(), agent.activity.clone());
+        observers.counters.belongs_to(&name);
         let registry =
             Arc::new(DeviceRegistry::new(opened, observers, config.pool, config.transfer, &config.lease));
         let imports = Arc::<Imports>::default();
