@@ -713,6 +713,75 @@ int32_t glake_offload_release(uint64_t id);
 int32_t glake_offload_prepare(int32_t device,
                               uint64_t bytes);
 
+// Checks whether pinned host memory for copies to a device can be had for `bytes` bytes, while `freed` bytes of other memory of the process
+// are freed. Pins nothing.
+//
+// `GLAKE_OUT_OF_MEMORY`: it cannot; the text says how much there is. `GLAKE_INVALID`: no such device.
+int32_t glake_offload_room(int32_t device,
+                           uint64_t bytes,
+                           uint64_t freed);
+
+// Reserves contiguous pinned host memory of `bytes` bytes for copies to a device, until `glake_offload_release`. `id` receives its number,
+// for `glake_offload_host`, `glake_offload_reload`, `glake_offload_wait` and `glake_offload_store`. The contents are undefined. Waits only
+// to pin memory if none is free.
+//
+// `GLAKE_OUT_OF_MEMORY`: no host memory. `GLAKE_INVALID`: no such device.
+//
+// # Safety
+// `id` is null or may be written; null is refused.
+int32_t glake_offload_reserve(int32_t device,
+                              uint64_t bytes,
+                              uint64_t *id);
+
+// Begins to copy bytes of a live block, from `pointer` on, into the host memory reserved under `id`, after the work enqueued on `stream` so
+// far and after the last reload. The block may be freed at once. Until it is freed, the bytes must not be written before the copy is
+// complete.
+//
+// `GLAKE_INVALID`: `id` is unknown or of offloaded bytes, or the bytes do not lie in one live block of the same device.
+// `GLAKE_UNSUPPORTED`: as for `glake_offload_begin`. After another error the block still has the bytes, and the reserved memory may not.
+int32_t glake_offload_store(uint64_t id,
+                            const void *pointer,
+                            void *stream);
+
+// Waits on the host until the copies of the host memory reserved under `id` are complete. `host` receives its address, which is the same
+// until the release: the host may read and write the bytes until the next copy begins.
+//
+// `GLAKE_INVALID`: `id` is unknown or of offloaded bytes. `GLAKE_DRIVER`: also if the last store failed.
+//
+// # Safety
+// `host` is null or may be written; null is refused.
+int32_t glake_offload_host(uint64_t id,
+                           void **host);
+
+// Sets the weights of a site's program that stream, each a range that comes to the GPU as a whole: `bytes` has the size of each, and
+// `blocks` the number of the block that uses it, in the order of a forward. They are all away, and earlier ones are forgotten.
+//
+// `GLAKE_INVALID`: no such site, or a null list.
+//
+// # Safety
+// `bytes` and `blocks` may be read `count` times.
+int32_t glake_offload_stream(uint64_t site,
+                             const uint64_t *bytes,
+                             const uint32_t *blocks,
+                             size_t count);
+
+// Reports the use of a streamed weight, by its number in `glake_offload_stream`. `phase`: 0 a forward without gradients, 1 a forward with
+// gradients, 2 a backward. `first`: a new forward begins with it; the caller has freed all copies on the GPU before. `places` receives
+// first `left` numbers of weights whose copies on the GPU are to be freed, then `begun` numbers of weights to reload, in this order.
+//
+// `GLAKE_INVALID`: no such site, weight or phase, or more numbers than `room`, which is enough with twice the number of weights.
+//
+// # Safety
+// `places` may be written `room` times; `left` and `begun` may be written, or are null, which is refused.
+int32_t glake_offload_used(uint64_t site,
+                           size_t place,
+                           int32_t phase,
+                           bool first,
+                           uint32_t *places,
+                           size_t room,
+                           size_t *left,
+                           size_t *begun);
+
 // Returns whether an owner accounts for the memory at an address: it belongs to a private pool, or to no live block, such as memory that a
 // graph tree manages. Such memory is not offloaded, and must not be freed, moved or replaced on the owner's behalf. False for memory that
 // does not belong to this library.

@@ -4,7 +4,9 @@
 use std::ffi::{c_char, c_void};
 
 use glake_abi::Pack;
-use glake_runtime::process::{CheckState, ItemId, LeafPart, Preset, SaveId, ScopeId, Verdict};
+use glake_runtime::process::{
+    CheckState, ItemId, LeafPart, Preset, SaveId, ScopeId, StreamedPlace, UseOrders, UsePhase, Verdict,
+};
 use glake_units::Bytes;
 
 use crate::block::{self, address};
@@ -124,6 +126,142 @@ pub extern "C" fn glake_offload_release(id: u64) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_prepare(device: i32, bytes: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().prepare(device.into(), Bytes::new(bytes))?))
+}
+
+/// Checks whether pinned host memory for copies to a device can be had for `bytes` bytes, while `freed` bytes of other memory of the process
+/// are freed. Pins nothing.
+///
+/// `GLAKE_OUT_OF_MEMORY`: it cannot; the text says how much there is. `GLAKE_INVALID`: no such device.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_room(device: i32, bytes: u64, freed: u64) -> i32 {
+    guard::answer(|| {
+        Ok(library::process()?.offload().has_room(device.into(), Bytes::new(bytes), Bytes::new(freed))?)
+    })
+}
+
+/// Reserves contiguous pinned host memory of `bytes` bytes for copies to a device, until `glake_offload_release`. `id` receives its number,
+/// for `glake_offload_host`, `glake_offload_reload`, `glake_offload_wait` and `glake_offload_store`. The contents are undefined. Waits only
+/// to pin memory if none is free.
+///
+/// `GLAKE_OUT_OF_MEMORY`: no host memory. `GLAKE_INVALID`: no such device.
+///
+/// # Safety
+/// `id` is null or may be written; null is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_offload_reserve(device: i32, bytes: u64, id: *mut u64) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(id, "id", 0) }?;
+        let given = library::process()?.offload().reserve(device.into(), Bytes::new(bytes))?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(id, "id", given) }
+    })
+}
+
+/// Begins to copy bytes of a live block, from `pointer` on, into the host memory reserved under `id`, after the work enqueued on `stream` so
+/// far and after the last reload. The block may be freed at once. Until it is freed, the bytes must not be written before the copy is
+/// complete.
+///
+/// `GLAKE_INVALID`: `id` is unknown or of offloaded bytes, or the bytes do not lie in one live block of the same device.
+/// `GLAKE_UNSUPPORTED`: as for `glake_offload_begin`. After another error the block still has the bytes, and the reserved memory may not.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_store(id: u64, pointer: *const c_void, stream: *mut c_void) -> i32 {
+    guard::answer(|| Ok(library::process()?.offload().store(id, block::stream(stream), address(pointer))?))
+}
+
+/// Waits on the host until the copies of the host memory reserved under `id` are complete. `host` receives its address, which is the same
+/// until the release: the host may read and write the bytes until the next copy begins.
+///
+/// `GLAKE_INVALID`: `id` is unknown or of offloaded bytes. `GLAKE_DRIVER`: also if the last store failed.
+///
+/// # Safety
+/// `host` is null or may be written; null is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_offload_host(id: u64, host: *mut *mut c_void) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(host, "host", std::ptr::null_mut()) }?;
+        let found = library::process()?.offload().host_address(id)?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(host, "host", block::pointer(found)) }
+    })
+}
+
+/// Sets the weights of a site's program that stream, each a range that comes to the GPU as a whole: `bytes` has the size of each, and
+/// `blocks` the number of the block that uses it, in the order of a forward. They are all away, and earlier ones are forgotten.
+///
+/// `GLAKE_INVALID`: no such site, or a null list.
+///
+/// # Safety
+/// `bytes` and `blocks` may be read `count` times.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_offload_stream(
+    site: u64,
+    bytes: *const u64,
+    blocks: *const u32,
+    count: usize,
+) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let (bytes, blocks) = unsafe { (list(bytes, count, "bytes")?, list(blocks, count, "blocks")?) };
+        let places = bytes.iter().zip(blocks);
+        let places = places.map(|(bytes, block)| StreamedPlace { bytes: Bytes::new(*bytes), block: *block });
+        Ok(library::process()?.offload().set_streamed(site, places.collect())?)
+    })
+}
+
+/// Reports the use of a streamed weight, by its number in `glake_offload_stream`. `phase`: 0 a forward without gradients, 1 a forward with
+/// gradients, 2 a backward. `first`: a new forward begins with it; the caller has freed all copies on the GPU before. `places` receives
+/// first `left` numbers of weights whose copies on the GPU are to be freed, then `begun` numbers of weights to reload, in this order.
+///
+/// `GLAKE_INVALID`: no such site, weight or phase, or more numbers than `room`, which is enough with twice the number of weights.
+///
+/// # Safety
+/// `places` may be written `room` times; `left` and `begun` may be written, or are null, which is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_offload_used(
+    site: u64,
+    place: usize,
+    phase: i32,
+    first: bool,
+    places: *mut u32,
+    room: usize,
+    left: *mut usize,
+    begun: *mut usize,
+) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            guard::put(left, "left", 0)?;
+            guard::put(begun, "begun", 0)?;
+        }
+        let phase = match phase {
+            0 => UsePhase::Evaluation,
+            1 => UsePhase::Forward,
+            2 => UsePhase::Backward,
+            other => {
+                return Err(Failure::invalid(format_args!("phase is {other}: give a number from 0 to 2")));
+            }
+        };
+        let UseOrders { leave, begin } = library::process()?.offload().used(site, place, phase, first)?;
+        let count = leave.len() + begin.len();
+        if count > room {
+            return Err(Failure::invalid(format_args!(
+                "room is {room}, and {count} weights are to be moved: give room for twice the weights"
+            )));
+        }
+        for (at, number) in leave.iter().chain(&begin).enumerate() {
+            // SAFETY: below `room`, and the caller's promise.
+            unsafe {
+                guard::put(places.wrapping_add(at), "places", u32::try_from(*number).unwrap_or(u32::MAX))
+            }?;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            guard::put(left, "left", leave.len())?;
+            guard::put(begun, "begun", begin.len())
+        }
+    })
 }
 
 /// Returns whether an owner accounts for the memory at an address: it belongs to a private pool, or to no live block, such as memory that a
@@ -365,6 +503,15 @@ pub extern "C" fn glake_offload_dropped(site: u64, item: u64) -> i32 {
 ///
 /// # Safety
 /// `begin` is null, or may be written `room` times.
+unsafe fn list<'a, T>(list: *const T, count: usize, name: &str) -> Result<&'a [T], Failure> {
+    match (list.is_null(), count) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(Failure::invalid(format_args!("{name} is null although count is {count}"))),
+        // SAFETY: the caller's promise.
+        (false, _) => Ok(unsafe { std::slice::from_raw_parts(list, count) }),
+    }
+}
+
 unsafe fn room_of<'a>(begin: *mut u64, room: usize) -> Result<&'a mut [u64], Failure> {
     match (begin.is_null(), room) {
         (_, 0) => Ok(&mut []),

@@ -114,6 +114,51 @@ static void what_is_refused_stays_where_it_is(void) {
     OK(glake_offload_release(id));
 }
 
+/* Reserved memory is filled by the host, comes to blocks, and takes a block's bytes. */
+static void reserved_memory_has_one_address(void) {
+    uint64_t id = 0;
+    void *host = NULL, *again = NULL;
+    OK(glake_offload_reserve(0, 2 * MIB, &id));
+    OK(glake_offload_host(id, &host));
+    fill(host, 2 * MIB, 9);
+    unsigned char *block = block_of(0, 2 * MIB, NULL);
+    for (int turn = 0; turn < 2; turn++) {
+        OK(glake_offload_reload(id, block, NULL));
+        OK(glake_offload_wait(id, NULL));
+        OK(glake_stream_synchronize(0, NULL));
+        check(block, 2 * MIB, 0, turn ? 4 : 9);
+        fill(block, 2 * MIB, 4);
+        OK(glake_offload_store(id, block, NULL));
+        OK(glake_offload_host(id, &again));
+        CHECK(again == host);
+        check(host, 2 * MIB, 0, 4);
+    }
+    OK(glake_free(block));
+    OK(glake_offload_release(id));
+    FAILS(glake_offload_host(id, &host), GLAKE_INVALID, "released before, or never given");
+    CHECK(host == NULL);
+    FAILS(glake_offload_host(id, NULL), GLAKE_INVALID, "host is null");
+    FAILS(glake_offload_reserve(99, MIB, &id), GLAKE_INVALID, "does not exist");
+    FAILS(glake_offload_reserve(0, MIB, NULL), GLAKE_INVALID, "id is null");
+}
+
+static void streamed_weights_are_moved_in_their_order(void) {
+    uint64_t site = 0, bytes[] = {MIB, MIB, MIB, MIB};
+    uint32_t blocks[] = {0, 1, 2, 3}, places[8];
+    size_t left = 0, begun = 0;
+    OK(glake_offload_site_create(&site));
+    FAILS(glake_offload_used(site, 0, 1, true, places, 8, &left, &begun), GLAKE_INVALID, "streams 0");
+    OK(glake_offload_stream(site, bytes, blocks, 4));
+    OK(glake_offload_used(site, 0, 1, true, places, 8, &left, &begun));
+    CHECK(left == 0 && begun == 3 && places[0] == 0 && places[2] == 2);
+    OK(glake_offload_used(site, 1, 1, false, places, 8, &left, &begun));
+    CHECK(left == 1 && begun == 1 && places[0] == 0 && places[1] == 3);
+    FAILS(glake_offload_used(site, 0, 7, true, places, 8, &left, &begun), GLAKE_INVALID, "a number from 0 to 2");
+    FAILS(glake_offload_used(site, 0, 1, true, places, 1, &left, &begun), GLAKE_INVALID, "room is 1");
+    FAILS(glake_offload_stream(site, NULL, blocks, 4), GLAKE_INVALID, "bytes is null");
+    OK(glake_offload_site_release(site));
+}
+
 static void *work(void *seed) {
     for (unsigned i = 0; i < 12; i++) there_and_back((int)(i % 2), 300001 + i * 100003, (unsigned)(size_t)seed + i);
     return NULL;
@@ -167,6 +212,8 @@ int main(void) {
     OK(glake_start());
     every_size();
     what_is_refused_stays_where_it_is();
+    reserved_memory_has_one_address();
+    streamed_weights_are_moved_in_their_order();
     threads_do_not_meet();
     nothing_is_left();
     a_forked_child_gives_nothing_up();

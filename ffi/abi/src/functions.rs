@@ -132,6 +132,12 @@ macro_rules! functions {
             glake_offload_wait(u64, *mut c_void) -> i32;
             glake_offload_release(u64) -> i32;
             glake_offload_prepare(i32, u64) -> i32;
+            glake_offload_room(i32, u64, u64) -> i32;
+            glake_offload_reserve(i32, u64, *mut u64) -> i32;
+            glake_offload_store(u64, *const c_void, *mut c_void) -> i32;
+            glake_offload_host(u64, *mut *mut c_void) -> i32;
+            glake_offload_stream(u64, *const u64, *const u32, usize) -> i32;
+            glake_offload_used(u64, usize, i32, bool, *mut u32, usize, *mut usize, *mut usize) -> i32;
             glake_offload_stats_json() -> *mut c_char;
             glake_offload_site_create(*mut u64) -> i32;
             glake_offload_site_release(u64) -> i32;

@@ -105,6 +105,13 @@ class Packed:
     def reload(self, stream: int, address: int) -> None:
         """Calls ``begin`` and ``wait`` for one stream."""
 
+    def store(self, stream: int, address: int) -> None:
+        """Copies the bytes of a block into reserved memory, after the work of the stream and the last ``begin``. The block may be freed
+        at once; if this fails, it still has the bytes."""
+
+    def host(self) -> int:
+        """Waits for the copies of reserved memory, and returns its address: the same each time. InvalidError for offloaded bytes."""
+
 class Site:
     """An offload site: it learns the order in which the packed items of a pass are read. Dropping the object forgets it."""
 
@@ -143,6 +150,13 @@ class Site:
     def dropped(self, item: int) -> None:
         """Reports that an item will not be read any more; the last one ends the pass."""
 
+    def stream(self, places: list[tuple[int, int]]) -> None:
+        """Sets the streamed weights, which are all away: the bytes of each, and the number of its block in the order of a forward."""
+
+    def used(self, place: int, phase: int, first: bool, count: int) -> tuple[list[int], list[int]]:
+        """Reports the use of one of ``count`` streamed weights; returns those to free, and those to reload, in this order. Phases: 0 a
+        forward without gradients, 1 a forward, 2 a backward. ``first``: a new forward begins, and all copies were freed."""
+
     def check(self, save: int) -> int:
         """Returns the state of a save: 0 to be checked, 1 its bytes do not change, 2 they do, and should stay on their
         GPU."""
@@ -154,6 +168,12 @@ class Site:
 def offload_begin(stream: int, address: int, bytes: int) -> Packed | None:
     """Copies bytes of a live block to host memory, after the work enqueued on the stream so far; the block may be freed at
     once. None if the bytes have to stay: no host memory, not the library's memory, or the stream is captured."""
+
+def offload_room(device: int, bytes: int, freed: int) -> None:
+    """Checks whether host memory can be had, while other memory of the process is freed. OutOfMemoryError: it cannot."""
+
+def offload_reserve(device: int, bytes: int) -> Packed:
+    """Reserves contiguous pinned host memory, whose contents are undefined. OutOfMemoryError: there is none."""
 
 def offload_prepare(device: int, bytes: int) -> None:
     """Pins host memory ahead."""

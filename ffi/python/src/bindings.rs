@@ -299,6 +299,7 @@ bindings! {
     call stream_synchronize(device: i32, stream: usize) = glake_stream_synchronize(device, stream);
     call host_register(address: usize, size: usize) = glake_host_register(address, size);
     call host_unregister(address: usize) = glake_host_unregister(address);
+    call offload_room(device: i32, bytes: u64, freed: u64) = glake_offload_room(device, bytes, freed);
     call offload_prepare(device: i32, bytes: u64) = glake_offload_prepare(device, bytes);
     json offload_stats_json() = glake_offload_stats_json();
 

@@ -28,7 +28,7 @@ fn _glake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     add!(library::open, library::path, bindings::version, bindings::device_name);
     add!(bindings::device_of, bindings::find, bindings::region_of, bindings::share);
     add!(hooks::hooks_end, hooks::hooks_set, hooks::live_callback, hooks::on_out_of_memory);
-    add!(lease::join, lease::lease_watch, offload::offload_begin);
+    add!(lease::join, lease::lease_watch, offload::offload_begin, offload::offload_reserve);
     bindings::add(module)?;
     module.add_class::<offload::Packed>()?;
     module.add_class::<offload::Site>()?;

@@ -47,6 +47,25 @@ impl Packed {
         })
     }
 
+    fn store(&self, py: Python<'_>, stream: usize, address: usize) -> PyResult<()> {
+        checked(py, |symbols| {
+            // SAFETY: as of `begin`.
+            unsafe { (symbols.glake_offload_store)(self.id, address.pass(), stream.pass()) }
+        })
+    }
+
+    fn host(&self, py: Python<'_>) -> PyResult<usize> {
+        let mut host = 0;
+        checked(py, |symbols| {
+            let mut found = std::ptr::null_mut();
+            // SAFETY: it writes one address to a place that is ours.
+            let status = unsafe { (symbols.glake_offload_host)(self.id, &raw mut found) };
+            host = found.expose_provenance();
+            status
+        })?;
+        Ok(host)
+    }
+
     fn __repr__(&self) -> String {
         format!("<glake._glake.Packed {}: {} bytes>", self.id, self.bytes)
     }
@@ -75,6 +94,15 @@ pub(crate) fn offload_begin(
         unsafe { (symbols.glake_offload_begin)(address.pass(), bytes, stream.pass(), &raw mut id) }
     });
     packed(py, begun, id, bytes)
+}
+
+/// Reserves host memory, released when the object is dropped.
+#[pyfunction]
+pub(crate) fn offload_reserve(py: Python<'_>, device: i32, bytes: u64) -> PyResult<Packed> {
+    let mut id = 0;
+    // SAFETY: it writes one number to a place that is ours.
+    checked(py, |symbols| unsafe { (symbols.glake_offload_reserve)(device, bytes, &raw mut id) })?;
+    Ok(Packed { id, bytes })
 }
 
 /// Begins an offload like `offload_begin`, for a save of a site that is to be checked for changes.
@@ -217,6 +245,45 @@ impl Site {
     fn dropped(&self, py: Python<'_>, item: u64) -> PyResult<()> {
         // SAFETY: it takes two numbers.
         checked(py, |symbols| unsafe { (symbols.glake_offload_dropped)(self.id, item) })
+    }
+
+    fn stream(&self, py: Python<'_>, places: Vec<(u64, u32)>) -> PyResult<()> {
+        let (bytes, blocks): (Vec<u64>, Vec<u32>) = places.into_iter().unzip();
+        checked(py, |symbols| {
+            // SAFETY: both lists are read as often as is said.
+            unsafe { (symbols.glake_offload_stream)(self.id, bytes.as_ptr(), blocks.as_ptr(), bytes.len()) }
+        })
+    }
+
+    /// Returns the weights to free and the weights to reload for a use. `count`: number of the site's weights.
+    fn used(
+        &self,
+        py: Python<'_>,
+        place: usize,
+        phase: i32,
+        first: bool,
+        count: usize,
+    ) -> PyResult<(Vec<u32>, Vec<u32>)> {
+        let (mut places, mut left, mut begun) = (vec![0; 2 * count], 0, 0);
+        checked(py, |symbols| {
+            let (to, room) = (places.as_mut_ptr(), places.len());
+            // SAFETY: it writes places that are ours, and the list as often as is said.
+            unsafe {
+                (symbols.glake_offload_used)(
+                    self.id,
+                    place,
+                    phase,
+                    first,
+                    to,
+                    room,
+                    &raw mut left,
+                    &raw mut begun,
+                )
+            }
+        })?;
+        places.truncate(left + begun);
+        let begin = places.split_off(left);
+        Ok((places, begin))
     }
 
     /// Returns the state of a save: 0 to be checked, 1 its bytes do not change, 2 they do.

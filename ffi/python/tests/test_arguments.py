@@ -137,6 +137,8 @@ CALLS = {
     ("offload.offload", "preset"): ("word", lambda value: glake.offload(torch.nn.Linear(2, 2), preset=value)),
     ("offload.offload", "least"): ("least", lambda value: glake.offload(torch.nn.Linear(2, 2), least=value)),
     ("offload.offload", "host_memory"): ("size", lambda value: glake.offload(torch.nn.Linear(2, 2), host_memory=value)),
+    ("offload.offload", "weights"): ("flag", lambda value: glake.offload(torch.nn.Linear(2, 2), weights=value)),
+    ("offload.offload", "load"): ("function", lambda value: glake.offload(torch.nn.Linear(2, 2), load=value)),
     ("offload.report", "plot"): ("file", lambda value: glake.offload.report(plot=value)),
     ("order", "tags"): ("tags", glake.order),
     ("prepare", "tag"): ("tag", glake.prepare),

@@ -16,6 +16,7 @@ TUNED = {
     ("finetune_hf.py", "--lora"): ["accelerate", "peft"],
     ("finetune_hf.py", "--trl"): ["accelerate", "trl", "datasets"],
 }
+TUNED_FURTHER = {("finetune_70b.py",): ["peft"]}
 # Programs of several ranks need no more.
 RANKS = [("finetune_plain.py", "--ddp"), ("finetune_plain.py", "--fsdp")]
 # With the bytes of tensors of the CPU laid into a simulated GPU's memory, and a budget that has all of them leave.
@@ -55,7 +56,7 @@ class Examples(unittest.TestCase):
     def test_without_torch(self):
         for name in ("training.py", "lora.py", "serving.py", "server.py", "copies.py", "tutorial.py", "deepspeed_style.py"):
             self.assertIn("needs torch", self.told(name, "sys.modules['torch'] = None"))
-        for name, *option in [*TUNED, *RANKS]:
+        for name, *option in [*TUNED, *RANKS, ("finetune_70b.py",)]:
             self.assertIn("needs torch", self.told(name, "sys.modules['torch'] = None", option))
 
     def test_without_a_gpu(self):
@@ -63,9 +64,13 @@ class Examples(unittest.TestCase):
             text = self.told(name, "import torch; torch.cuda.devices[0] = 0", torch=child.FAKE_TORCH, device=None)
             self.assertIn("needs an NVIDIA GPU", text)
 
+    def test_a_model_that_streams(self):
+        self.needs(("finetune_70b.py",))
+        self.assertIn("needs an NVIDIA GPU", self.told("finetune_70b.py", "", ["--size", "70b"], device=None))
+
     def needs(self, program):
         """Skips the test where a package that an example needs is not installed."""
-        missing = [needed for needed in ["torch", "transformers", *TUNED.get(program, [])] if not importlib.util.find_spec(needed)]
+        missing = [needed for needed in ["torch", "transformers", *(TUNED | TUNED_FURTHER).get(program, [])] if not importlib.util.find_spec(needed)]
         if missing:
             self.skipTest(f"{' '.join(program)} needs {', '.join(missing)}")
 

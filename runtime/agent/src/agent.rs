@@ -281,7 +281,9 @@ impl Agent {
         if self.roster.get(id).is_none_or(|worker| worker.activity == page) {
             return;
         }
-        let before = self.roster.accounts(id);
+        // Most pages only say that a use has begun or ended.
+        let is_counted = self.roster.get(id).is_some_and(|worker| worker.counts_differ(page));
+        let before = if is_counted { self.roster.accounts(id) } else { Vec::new() };
         let Some(worker) = self.roster.get_mut(id) else { return };
         let known = std::mem::replace(&mut worker.activity, page);
         worker.idle_since =
@@ -290,7 +292,7 @@ impl Agent {
         if is_making && matches!(self.arbiter.state(id), Some("refilling")) {
             self.step(Event::Progress { worker: id });
         }
-        let accounts = self.roster.accounts(id);
+        let accounts = if is_counted { self.roster.accounts(id) } else { Vec::new() };
         if accounts != before {
             self.step(Event::Changed { worker: id, accounts });
         }
@@ -361,6 +363,7 @@ impl Agent {
         let gpus: Vec<GpuId> = gpus.collect();
         self.to_measure.extend(gpus);
         self.outbound.remove(&id);
+        self.disown(&worker);
         self.leaves(&worker);
         self.step(Event::Died { worker: id });
         let victims = |of: &Decision| of.taken.iter().map(|victim| victim.gang).collect::<Vec<_>>();

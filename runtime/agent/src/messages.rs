@@ -146,7 +146,7 @@ impl Agent {
         before: &BTreeMap<WorkerId, Bytes>,
         now: Duration,
     ) {
-        self.metered(gpu, memory, now);
+        self.metered(&[(gpu, memory)], now);
         let name = self.roster.gpu_name(gpu).to_owned();
         let users =
             self.roster.workers().filter(|(_, worker)| worker.holdings.iter().any(|held| held.gpu == name));

@@ -3,12 +3,12 @@
 //!
 //! It is made of the roster and an [`Overview`] of the arbiter in one pass over each, because watchers get ten of them a second.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use glake_arbiter::{
     GangId, GpuId, Operation, OperationTask, Outcome, Overview, Pending, Request, RequestKind, ShareAccount,
-    UseState, Why, WorkerId,
+    UseState, Why, WorkerAccount, WorkerId,
 };
 use glake_meter::GpuMemory;
 use glake_units::Bytes;
@@ -20,45 +20,67 @@ use glake_wire::{
 use crate::Agent;
 use crate::roster::{Worker, activity_of, base};
 
-/// Last reading of a GPU's meter, by owner.
+/// Last reading of a GPU's meter. The part of each worker is the worker's.
 #[derive(Debug)]
 pub(crate) struct Reading {
     at: Duration,
     used: Bytes,
     /// Memory reserved by the driver.
     driver: Bytes,
-    /// Memory of each worker on the GPU.
-    workers: BTreeMap<WorkerId, Bytes>,
     unmanaged: Bytes,
     /// Listed processes that are no workers, the largest first.
     others: Vec<ProcessRow>,
 }
 
 impl Agent {
-    /// Keeps a reading of a GPU's meter for snapshots. It has no effect on decisions.
-    pub(crate) fn metered(&mut self, gpu: GpuId, memory: &GpuMemory, now: Duration) {
+    /// Keeps readings of meters for snapshots. They have no effect on decisions.
+    pub(crate) fn metered(&mut self, read: &[(GpuId, &GpuMemory)], now: Duration) {
         self.now = now;
-        let name = self.roster.gpu_name(gpu);
-        let mut listed: HashMap<u32, Bytes> = memory.processes.iter().map(|of| (of.pid, of.used)).collect();
         let unmeasured = self.roster.file().node.floor();
-        let mut workers = BTreeMap::new();
-        for (id, worker) in self.roster.workers() {
-            let told = worker.holdings.iter().find(|held| held.gpu == name).map(|held| worker.resident(held));
-            // An unlisted process runs in another pid namespace, or has no context yet.
-            let made = told.filter(|made| !made.is_zero());
-            let own = || made.map(|made| made.saturating_add(worker.floor(gpu, unmeasured)));
-            if let Some(used) = listed.remove(&worker.who.peer.pid).or_else(own).or(told) {
-                workers.insert(id, used);
+        let names: Vec<String> = read.iter().map(|(gpu, _)| self.roster.gpu_name(*gpu).to_owned()).collect();
+        // Of each reading: listed processes that are no workers, as far as is known, and the sum of the workers.
+        let listed = |memory: &GpuMemory| memory.processes.iter().map(|of| (of.pid, of.used)).collect();
+        let mut found: Vec<(HashMap<u32, Bytes>, Bytes)> =
+            read.iter().map(|(_, memory)| (listed(memory), Bytes::ZERO)).collect();
+        for (_, worker) in self.roster.workers_mut() {
+            let told = |name: &String| {
+                worker.holdings.iter().find(|held| held.gpu == *name).map(|held| worker.resident(held))
+            };
+            let mut used: Vec<(GpuId, Bytes)> = Vec::new();
+            for (((gpu, _), name), (listed, managed)) in read.iter().zip(&names).zip(&mut found) {
+                // An unlisted process runs in another pid namespace, or has no context yet.
+                let by_list = if listed.is_empty() { None } else { listed.remove(&worker.who.peer.pid) };
+                let own = || {
+                    let made = told(name)?;
+                    let floor = if made.is_zero() { made } else { worker.floor(*gpu, unmeasured) };
+                    Some(made.saturating_add(floor))
+                };
+                if let Some(bytes) = by_list.or_else(own) {
+                    used.push((*gpu, bytes));
+                    *managed = managed.saturating_add(bytes);
+                }
+            }
+            worker.used.retain(|(gpu, _)| read.iter().all(|(read, _)| read != gpu));
+            worker.used.append(&mut used);
+        }
+        for ((gpu, memory), (listed, managed)) in read.iter().zip(found) {
+            let others = listed.into_iter().map(|(pid, used)| ProcessRow { pid, name: None, used });
+            let mut others: Vec<ProcessRow> = others.collect();
+            others.sort_by_key(|process| (std::cmp::Reverse(process.used), process.pid));
+            others.truncate(GpuRow::MOST_OTHERS);
+            let (used, driver, unmanaged) =
+                (memory.used, memory.reserved, memory.used.saturating_sub(managed));
+            self.readings.insert(*gpu, Reading { at: now, used, driver, unmanaged, others });
+        }
+    }
+
+    /// Counts the memory of a leaving worker at the last readings as unmanaged.
+    pub(crate) fn disown(&mut self, worker: &Worker) {
+        for (gpu, used) in &worker.used {
+            if let Some(read) = self.readings.get_mut(gpu) {
+                read.unmanaged = read.unmanaged.saturating_add(*used);
             }
         }
-        let others = listed.into_iter().map(|(pid, used)| ProcessRow { pid, name: None, used });
-        let mut others: Vec<ProcessRow> = others.collect();
-        others.sort_by_key(|process| (std::cmp::Reverse(process.used), process.pid));
-        others.truncate(GpuRow::MOST_OTHERS);
-        let managed = workers.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
-        let unmanaged = memory.used.saturating_sub(managed);
-        let (used, driver) = (memory.used, memory.reserved);
-        self.readings.insert(gpu, Reading { at: now, used, driver, workers, unmanaged, others });
     }
 
     /// Returns a snapshot of the joined workers, the GPUs and the open requests, without decisions.
@@ -66,16 +88,15 @@ impl Agent {
         let overview = Overview::of(&self.arbiter);
         let (names, tenants) = (self.roster.gang_names(), self.roster.tenants());
         let picture = Picture { agent: self, overview: &overview, names, tenants };
-        let mut workers: Vec<WatchedWorker> =
-            self.roster.workers().map(|(id, worker)| picture.worker(id, worker)).collect();
-        workers.sort_by(|a, b| a.row.worker.cmp(&b.row.worker));
+        let mut workers: Vec<(WorkerId, &Worker)> = self.roster.workers().collect();
+        workers.sort_by(|(_, a), (_, b)| a.name.cmp(&b.name));
         Snapshot {
             agent: env!("CARGO_PKG_VERSION").to_owned(),
             up_s: self.now.as_secs_f64(),
             hosted: overview.hosted,
             host_budget: self.roster.file().node.host_budget,
             gpus: self.roster.gpus().map(|(gpu, name)| picture.gpu(gpu, name)).collect(),
-            workers,
+            workers: workers.into_iter().map(|(id, worker)| picture.worker(id, worker)).collect(),
             requests: overview.requests.iter().map(|request| picture.request(request)).collect(),
             ..Snapshot::default()
         }
@@ -150,25 +171,22 @@ impl Picture<'_> {
         }
     }
 
-    fn shares(&self, id: WorkerId) -> &[ShareAccount] {
-        self.overview.workers.get(&id).map(Vec::as_slice).unwrap_or_default()
-    }
-
     fn worker(&self, id: WorkerId, worker: &Worker) -> WatchedWorker {
+        let account = self.overview.workers.get(&id);
         let operation = self.overview.operations.get(&worker.gang);
         WatchedWorker {
-            row: self.row(id, worker),
-            gpus: self.worker_gpus(id, worker),
+            row: self.row(account, worker),
+            gpus: self.worker_gpus(account.map(|of| of.shares.as_slice()).unwrap_or_default(), worker),
             operation: operation.map(|operation| self.operation(worker.gang, operation)),
         }
     }
 
-    fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
-        let Agent { arbiter, now, .. } = self.agent;
+    fn row(&self, account: Option<&WorkerAccount>, worker: &Worker) -> WorkerRow {
+        let now = self.agent.now;
         let tenant = self.tenants.get(base(&worker.name));
         let resident = worker.all_resident();
         let is_busy = activity_of(worker.activity) != UseState::Idle;
-        let state = match arbiter.state(id).unwrap_or("gone") {
+        let state = match account.map_or("gone", |of| of.state) {
             "resident" if worker.activity.is_none() => "resident",
             // No use has begun, and it has not said that it has loaded: its memory may be in use.
             "resident" if worker.activity.is_some_and(|page| page.begun == 0 && !page.captures) => {
@@ -185,29 +203,29 @@ impl Picture<'_> {
             tenant: tenant.map_or_else(|| format!("uid {}", worker.who.uid), |tenant| (*tenant).to_owned()),
             gpus: worker.holdings.iter().map(|held| held.gpu.clone()).collect(),
             state: state.to_owned(),
-            leased: self.shares(id).iter().map(|of| of.lease).sum(),
+            leased: account.into_iter().flat_map(|of| &of.shares).map(|of| of.lease).sum(),
             resident,
             evicted: worker.holdings.iter().map(|held| held.evicted).sum(),
             idle_s: idle.map(|idle| idle.as_secs_f64()),
-            predicted_wake_s: arbiter.predicted_wake(id).unwrap_or_default().as_secs_f64(),
+            predicted_wake_s: account.map_or(0.0, |of| of.wake.as_secs_f64()),
             note: None,
         }
     }
 
     /// Returns the memory of a worker on each GPU where it has a share, says that it holds some, or is listed by the meter.
-    fn worker_gpus(&self, id: WorkerId, worker: &Worker) -> Vec<WorkerGpuRow> {
+    fn worker_gpus(&self, shares: &[ShareAccount], worker: &Worker) -> Vec<WorkerGpuRow> {
+        let Agent { roster, readings, .. } = self.agent;
         let row = |(gpu, name): (GpuId, &str)| {
-            let share = self.shares(id).iter().find(|share| share.gpu == gpu);
+            let share = shares.iter().find(|share| share.gpu == gpu);
+            let used = worker.used.iter().find(|(of, _)| *of == gpu).map(|(_, used)| *used);
             let held = worker.holdings.iter().find(|held| held.gpu == name);
-            let read = self.agent.readings.get(&gpu);
-            let used = read.and_then(|read| read.workers.get(&id)).copied();
             if share.is_none() && held.is_none() && used.is_none() {
                 return None;
             }
             let told = |of: fn(&Holding) -> Bytes| held.map(of).unwrap_or_default();
             Some(WorkerGpuRow {
                 gpu: name.to_owned(),
-                used: used.or(read.map(|_| Bytes::ZERO)),
+                used: used.or(readings.get(&gpu).map(|_| Bytes::ZERO)),
                 context: share.map(|share| share.floor).unwrap_or_default(),
                 leased: share.map(|share| share.lease).unwrap_or_default(),
                 overrun: share.map(|share| share.overrun).unwrap_or_default(),
@@ -221,7 +239,7 @@ impl Picture<'_> {
                 hosted: told(|held| held.hosted),
             })
         };
-        self.agent.roster.gpus().filter_map(row).collect()
+        roster.gpus().filter_map(row).collect()
     }
 
     fn operation(&self, gang: GangId, of: &Operation) -> OperationRow {
@@ -370,6 +388,8 @@ fn outcome(outcome: Outcome) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // also in the functions that tests call
 mod tests {
+    use std::collections::BTreeMap;
+
     use glake_arbiter::node::NodeFile;
     use glake_meter::ProcessMemory;
     use glake_wire::{Activity, Hello, Peer, ToAgent};
@@ -522,7 +542,7 @@ mod tests {
             let memory = GpuMemory { total: Bytes::gib(24), used, reserved: Bytes::mib(300), processes };
             match is_decided {
                 true => self.agent.measured(id, self.now, &memory, &self.agent.made(id), self.now),
-                false => self.agent.metered(id, &memory, self.now),
+                false => self.agent.metered(&[(id, &memory)], self.now),
             }
             // Each byte has an owner; without a list, the stranger's has none.
             let snapshot = self.agent.snapshot();
@@ -554,6 +574,13 @@ mod tests {
                     (self.agent.arbiter.claimed(gpu), self.agent.arbiter.limit(gpu))
                 );
                 assert_eq!(row.budget, Bytes::gib(20).saturating_sub(row.reserve));
+                // Whoever has joined or left since the reading.
+                let of_gpu = snapshot.workers.iter().flat_map(|of| &of.gpus).filter(|of| of.gpu == row.gpu);
+                let used: Bytes = of_gpu.filter_map(|of| of.used).sum();
+                assert!(
+                    row.used.is_none_or(|all| all == used.saturating_add(row.unmanaged)),
+                    "{snapshot:#?}"
+                );
             }
             for WatchedWorker { row, gpus, operation } in &snapshot.workers {
                 let sum = |of: fn(&WorkerGpuRow) -> Bytes| gpus.iter().map(of).sum::<Bytes>();

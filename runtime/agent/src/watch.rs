@@ -19,9 +19,7 @@ use std::time::Duration;
 
 use glake_arbiter::GpuId;
 use glake_meter::{GpuMemory, process_name};
-use glake_wire::{
-    Answer, Ask, Envelope, Frames, LEAST_INTERVAL_MS, LoggedDecision, Request, Snapshot, WatchedWorker, frame,
-};
+use glake_wire::{Answer, Ask, Envelope, Frames, LEAST_INTERVAL_MS, Request, Snapshot, WatchedWorker, frame};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::sync::Notify;
@@ -40,7 +38,7 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(3600);
 pub(crate) const LONGEST_GLANCE: Duration = Duration::from_millis(50);
 /// Limit of clients that watch at a time.
 const MOST_WATCHERS: usize = 256;
-/// Size of the kernel's buffer for a watcher: what it holds is old when the watcher reads it.
+/// Least size of the kernel's buffer for a watcher, which grows to a quarter of a snapshot: what it holds is old when a slow watcher reads it.
 const SEND_BUFFER: usize = 16 << 10;
 
 /// Readings for watchers.
@@ -78,6 +76,7 @@ impl Daemon {
         let absent =
             self.child_rows().into_iter().map(|row| WatchedWorker { row, ..WatchedWorker::default() });
         snapshot.workers.extend(absent);
+        // Both parts are sorted.
         snapshot.workers.sort_by(|a, b| a.row.worker.cmp(&b.row.worker));
         self.watchers.snapshots.update(|number| number + 1);
         (snapshot.number, snapshot.pid) = (self.watchers.snapshots.get(), std::process::id());
@@ -89,9 +88,8 @@ impl Daemon {
 
     /// Keeps readings of the meters for snapshots.
     pub(crate) fn glanced(&self, read: &[(GpuId, GpuMemory)]) {
-        self.tell_quietly(|agent, now| {
-            read.iter().for_each(|(gpu, memory)| agent.metered(*gpu, memory, now))
-        });
+        let read: Vec<(GpuId, &GpuMemory)> = read.iter().map(|(gpu, memory)| (*gpu, memory)).collect();
+        self.tell_quietly(|agent, now| agent.metered(&read, now));
     }
 
     fn slot(&self) -> u64 {
@@ -121,7 +119,10 @@ impl Daemon {
         self.look();
         let snapshot = self.snapshot();
         let number = snapshot.number;
-        let frames = frames(snapshot);
+        let frames = snapshot.frames().unwrap_or_else(|error| {
+            tracing::warn!(target: "glake::agent", %error, "a snapshot could not be encoded");
+            Vec::new()
+        });
         self.watchers.newest.replace(Some(Rc::new(Reading { slot, number, frames })));
         self.watchers.is_taking.set(false);
         self.watchers.taken.notify_waiters();
@@ -132,20 +133,6 @@ impl Daemon {
         self.watchers.count.set(count + usize::from(count < MOST_WATCHERS));
         (count < MOST_WATCHERS).then(|| Seat(self.clone()))
     }
-}
-
-/// Encodes a snapshot as frames.
-fn frames(snapshot: Snapshot) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for part in snapshot.parts() {
-        match frame(&Envelope::unnumbered(Answer::Snapshot(part))) {
-            Ok(frame) => bytes.extend(frame),
-            Err(error) => {
-                tracing::warn!(target: "glake::agent", %error, "a part of a snapshot could not be encoded");
-            }
-        }
-    }
-    bytes
 }
 
 /// Sends snapshots to a client until it closes the connection.
@@ -160,7 +147,6 @@ pub(crate) async fn serve(
             .say(&frame(&Envelope::unnumbered(Answer::Error { why })).map_err(std::io::Error::other)?)
             .await;
     };
-    connection.set_send_buffer(SEND_BUFFER)?;
     let longest = u64::try_from(LONGEST_INTERVAL.as_millis()).unwrap_or(u64::MAX);
     let every = every_ms.clamp(LEAST_INTERVAL_MS, longest).div_ceil(LEAST_INTERVAL_MS);
     let (mut due, mut seen, mut missed) = (daemon.slot(), 0, 0);
@@ -170,7 +156,9 @@ pub(crate) async fn serve(
             () = connection.closed() => return Ok(()),
         };
         let (decisions, changes) = daemon.ask(|agent| agent.decisions(seen));
-        connection.say(&frames(head(reading.number, missed, decisions))).await?;
+        let head = Snapshot { number: reading.number, missed, decisions, more: true, ..Snapshot::default() };
+        connection.set_send_buffer(SEND_BUFFER.max(reading.frames.len() / 4))?;
+        connection.say(&head.frames().map_err(std::io::Error::other)?).await?;
         connection.say(&reading.frames).await?;
         seen = changes;
         // Watchers of the same interval wait for the same slots.
@@ -179,11 +167,6 @@ pub(crate) async fn serve(
         due = next.max(latest);
         missed = (due - next) / every;
     }
-}
-
-/// Returns the part of a snapshot that is a watcher's own.
-fn head(number: u64, missed: u64, decisions: Vec<LoggedDecision>) -> Snapshot {
-    Snapshot { number, missed, decisions, more: true, ..Snapshot::default() }
 }
 
 /// Client that watches an agent.

@@ -6,6 +6,7 @@
 //!  packed, unpacked, … ─► Recorder ─► Tape ──┐
 //!  budget, links, host room ─► Request ──────┴─► Plan::new ─► Plan: keep, offload or recompute, per item
 //!  packed, unpacked of later passes ───────────► Clock ─────► Orders: copies to begin, copies to wait for
+//!  uses of frozen weights ─────────────────────► Uses ──────► UseOrders: copies to begin, memory to free
 //! ```
 //!
 //! A pass begins with its first pack and ends when no packed handle is alive, also with gradient accumulation, DPO or GRPO. No driver, I/O,
@@ -41,9 +42,11 @@ mod site;
 mod tape;
 #[cfg(test)]
 mod tests;
+mod uses;
 
 pub use clock::{Clock, Orders};
 pub use ids::{ItemId, Position, ScopeId};
 pub use plan::{Links, Plan, PlanError, Preset, Request, Verdict};
 pub use site::{Measured, Site};
 pub use tape::{Follower, Item, LeafPart, Pack, Recompute, Recorder, ShapeClass, Step, Tape, TapeError};
+pub use uses::{Place, UseOrders, UsePhase, Uses};

@@ -73,7 +73,8 @@ pub use leases::Leases;
 use observers::Action;
 pub use observers::{Observers, OnLease, OnMapping, OnShortage};
 pub use offload::{
-    CheckState, ItemId, LeafPart, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, Verdict,
+    CheckState, ItemId, LeafPart, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, StreamedPlace,
+    UseOrders, UsePhase, Verdict,
 };
 pub use pools::{PoolCheckpoint, Pools};
 pub use private::{Filter, PoolId};

@@ -164,17 +164,18 @@ impl HostPool {
         self.pin(&sizes, || true)
     }
 
-    /// Checks whether `size` is available in addition to memory in use, without reclaiming anything. Pins nothing.
+    /// Checks whether `size` is available in addition to memory in use, without reclaiming anything. Pins nothing. `freed` of it is other
+    /// memory of the process that is freed as memory is pinned.
     ///
     /// # Errors
     /// [`HostError::OverBudget`], [`HostError::Exhausted`]: it is not.
-    pub fn has_room(&self, size: Bytes) -> Result<()> {
+    pub fn has_room(&self, size: Bytes, freed: Bytes) -> Result<()> {
         self.absorb();
         let missing = size.saturating_sub(self.core.lock().free.total());
         if missing > self.options.budget.room().saturating_add(self.whole_of_others()) {
             return Err(self.over_budget(size));
         }
-        pin::has_room(&self.options, missing)
+        pin::has_room(&self.options, missing.saturating_sub(freed))
     }
 
     /// Creates a ring for more bytes than may be pinned, with `slots` slots or as many as are available, at least two.

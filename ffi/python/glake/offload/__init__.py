@@ -20,6 +20,7 @@ from ._budget import Offloaded, offload
 from ._drop_in import NoOpManager, OffloadActivations
 from ._report import Report, report
 from ._trl import PatchedTrl, patch_trl
+from ._uses import uses
 
 __all__ = [
     "LEAST",
@@ -33,6 +34,7 @@ __all__ = [
     "offload",
     "patch_trl",
     "report",
+    "uses",
 ]
 
 

@@ -6,17 +6,21 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import os
 import re
 import threading
 import time
 import weakref
 from collections import UserDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+from glake_switch import is_disabled
+
 from .. import _library
-from ..errors import Error, InvalidError, UnavailableError
+from .._arguments import flag
+from ..errors import Error, InvalidError, OutOfMemoryError, UnavailableError, UnsupportedError
 from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
@@ -32,6 +36,10 @@ _LEAST_AHEAD, _MOST_AHEAD = 64 << 20, 1 << 30
 _EVERY = 0.005
 # Depth to which the arguments of a forward are searched for sizes.
 _DEPTH = 8
+# Forwards before which weights that stream are looked at again.
+_LOOKS = (8, 32, 128)
+
+_logger = logging.getLogger("glake")
 
 
 def parsed(budget: int | float | str | None, name: str = "budget") -> int | None:
@@ -67,6 +75,8 @@ class Offloaded(Activations):
         # The GPU that the budget is of, from when it was asked for until it is taken off.
         self._device: int | None = None
         self._first: _FirstPass | None = None
+        # Whether weights may stream, and what a step needs beside them, as far as it is known.
+        self._may_stream, self._step, self._forwards = False, 0, 0
         super().__init__(module, least, memory, replay=preset == "hybrid")
         if module is not None:
             try:
@@ -89,9 +99,71 @@ class Offloaded(Activations):
         self._packer.site.ask(device, bytes_of, self._preset)
         self._device = device
 
+    def place(self, module: Any, load: Any = None, before: Any = None, step: int | None = None) -> None:
+        """Places the module's weights under the budget; ``before``: those that stream already, ``step``: what a step needs beside them."""
+        import torch
+
+        from ._placement import place
+
+        memory, budget = self._packer.memory, self._bytes
+        if isinstance(memory, Cuda) and not torch.cuda.is_available():
+            if load is not None:
+                raise UnavailableError("load= places a model on a GPU, and torch sees none")
+            return
+        assert self._device is not None
+        if is_disabled():
+            # Nothing streams: with load= the model is placed all the same.
+            budget = None if load is None else 1 << 62
+        elif budget is None:
+            budget = _all_of(self._device)
+        if budget is not None:
+            moves, least = self._bytes is not None, self._packer.least
+            self._packer.weights = place(module, self._packer.site, memory, self._device, budget, least, moves, step, load, before)
+            self._may_stream, self._step = True, budget // 4 if step is None else step
+
+    def _stream_more(self, module: Any) -> bool:
+        """Makes more weights stream, as passes need more than the budget. Returns whether there were any."""
+        weights = self._packer.weights
+        before = 0 if weights is None else weights.told()["streamed_bytes"]
+        if not self._may_stream or self._device is None:
+            return False
+        budget = self._bytes or _all_of(self._device) or 0
+        try:
+            self.place(module, before=weights, step=min(self._step + budget // 8, budget))
+        except (InvalidError, OutOfMemoryError, UnsupportedError) as error:
+            _logger.warning("passes need more than the budget, and weights that could stream stay: %s", error)
+            return False
+        if self._packer.weights is None or self._packer.weights.told()["streamed_bytes"] <= before:
+            return False
+        # What was learned of passes is of another placement.
+        self._packer.site = _library.api().Site()
+        self._ask(self._device)
+        return True
+
+    def _stream_less(self, module: Any) -> None:
+        """Brings weights back for which passes leave room."""
+        told, weights = super().told(), self._packer.weights
+        plan = told["plan"]
+        if plan is None or told["unplanned"] or plan["offloaded"]["items"] or plan["recomputed"]["items"] or told["budget"] is None:
+            return
+        room = told["budget"] - plan["peak_bytes"] - told["budget"] // 16
+        if weights.told()["streamed_blocks"] and room >= weights.told()["streamed_bytes"] // weights.told()["streamed_blocks"]:
+            self.place(module, before=weights, step=max(self._step - room, 0))
+
+    def told(self, course: bool = False) -> dict[str, Any]:
+        told = super().told(course)
+        told["weights"] = None if self._packer.weights is None else self._packer.weights.told()
+        return told
+
     def remove(self) -> None:
-        """Removes the hooks from the module, and the budget from its GPU. Repeated calls do nothing."""
+        """Removes the hooks from the module, and the budget from its GPU. Weights that stream become ordinary tensors of the host. Repeated
+        calls do nothing.
+        """
         device, self._device = self._device, None
+        weights, self._packer.weights = self._packer.weights, None
+        if weights is not None:
+            with contextlib.suppress(UnavailableError):
+                weights.remove()
         if self._first is not None:
             self._first.is_over = True
         super().remove()
@@ -127,7 +199,17 @@ class Offloaded(Activations):
             if device != self._device:
                 # The module was moved to its GPU since.
                 self._ask(device)
-            return bool(self._packer.site.needs(_shape(module, inputs, named)))
+            if self._may_stream and self._packer.weights is not None:
+                self._forwards += 1
+                if self._forwards in _LOOKS:
+                    self._stream_less(module)
+            shape = _shape(module, inputs, named)
+            try:
+                return bool(self._packer.site.needs(shape))
+            except InvalidError:
+                if not self._stream_more(module):
+                    raise
+            return bool(self._packer.site.needs(shape))
         except UnavailableError:
             # In a forked child nothing is on a GPU.
             return False
@@ -242,6 +324,12 @@ def _take_off(module: Any, keeps: Offloaded) -> None:
                     each.pop(key, None)
 
 
+def _streaming(module: Any) -> Offloaded | None:
+    """Returns the handle of the module whose weights stream, if there is one."""
+    owners = (getattr(hook, "__self__", None) for hook in getattr(module, "_forward_pre_hooks", {}).values())
+    return next((owner for owner in owners if isinstance(owner, Offloaded) and owner._packer.weights is not None), None)
+
+
 def offload(
     module: Any,
     budget: int | float | str | None = None,
@@ -249,6 +337,8 @@ def offload(
     *,
     least: int = LEAST,
     host_memory: int | float | str | None = None,
+    weights: bool = True,
+    load: Callable[[str, Any], object] | None = None,
 ) -> Offloaded:
     """Keeps the saved tensors of a module's passes within a budget of GPU memory::
 
@@ -269,23 +359,40 @@ def offload(
         least: tensors of fewer bytes stay on the GPU.
         host_memory: pinned host memory to have free for offloaded bytes when the call returns, in bytes or as a text: the report of an earlier
             run says how much it took (``host_pinned_bytes``). None: passes pin what they need, so that the first takes longer.
+        weights: whether frozen parameters of repeated blocks (elements of a ``ModuleList``) stream from pinned host memory if the budget
+            cannot be met otherwise. With a budget, a model on the host is moved to the GPU, as far as it fits; the rest comes for each use.
+            While they are away, they are tensors of the host.
+        load: for a model on the ``meta`` device: ``load(name, out)`` fills the parameter or buffer of a name, a tensor of the host.
 
     Returns:
         A handle: ``remove()`` removes the hooks; ``report()`` describes the module's passes.
 
     Raises:
         InvalidError: an argument is invalid. A forward whose passes need more than the budget raises it too, with a sufficient budget.
-        glake.OutOfMemoryError: less host memory is available than requested. The module is unchanged.
+        glake.OutOfMemoryError: less host memory is available than requested, or than streamed weights need. The module is unchanged.
+        glake.UnsupportedError: weights have to stream, and FSDP, DeepSpeed, ``device_map`` or a compiled model forbids it.
     """
     if module is None:
         raise InvalidError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
     pinned = parsed(host_memory, "host_memory")
+    weights = flag(weights, "weights")
+    if load is not None and not callable(load):
+        raise InvalidError(f"load is {load!r}: a function of a parameter's name and the tensor to fill")
+    if load is not None and not weights:
+        raise InvalidError("load is given and weights is False: a model is filled where its weights may stream")
     handle = Offloaded(module, budget, preset, least)
-    if pinned is not None:
-        try:
+    streaming = _streaming(module)
+    try:
+        if pinned is not None:
             _library.api().offload_prepare(handle._device, pinned)
-        except BaseException:
-            handle.remove()
-            raise
+        if weights:
+            handle.place(module, load, None if streaming is None else streaming._packer.weights)
+        elif streaming is not None:
+            streaming._packer.weights.stay(lambda _: True)
+    except BaseException:
+        handle.remove()
+        raise
+    if streaming is not None and weights:
+        streaming._packer.weights = None
     _take_off(module, handle)
     return handle

@@ -20,6 +20,9 @@ class Memory(Protocol):
     def owns(self, tensor: Any) -> bool:
         """Whether saved bytes of such a tensor may be offloaded now."""
 
+    def device(self, index: int) -> Any:
+        """Returns the device of tensors on a GPU."""
+
     def stream(self, tensor: Any) -> int:
         """Returns the stream that uses the tensor."""
 
@@ -48,6 +51,11 @@ class Cuda:
 
     def owns(self, tensor: Any) -> bool:
         return tensor.is_cuda and not self._is_capturing()
+
+    def device(self, index: int) -> Any:
+        import torch
+
+        return torch.device("cuda", index)
 
     def stream(self, tensor: Any) -> int:
         return int(self._raw_stream(tensor.get_device()))

@@ -17,6 +17,7 @@ from ._memory import Memory, is_shortage
 from ._narrow import Form, form_of
 from ._parts import buffers, parameters
 from ._proofs import Proofs
+from ._place import Streamed
 from ._saved import Away, Entry, Kept, KeptSubclass, Stored
 from ._unsharded import Unsharded
 
@@ -103,6 +104,8 @@ class Packer:
         self._looks = 0
         # Number of items reported to the site.
         self.added = 0
+        # Weights of the model that stream.
+        self.weights: Any = None
 
     @functools.cached_property
     def site(self) -> Any:
@@ -131,7 +134,7 @@ class Packer:
             self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
         self.unsharded.look(module)
 
-    def pack(self, tensor: Any) -> Kept | Away:
+    def pack(self, tensor: Any) -> Kept | Away | Streamed:
         # Items outside of leaves are never recomputed.
         return self._pack(tensor, -1, NO_LEAF)  # type: ignore[return-value]
 
@@ -159,7 +162,10 @@ class Packer:
         if like is not None and self.memory.owns(like):
             self.site.replays(scope, begins)
 
-    def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
+    def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | Streamed | None:
+        streamed: Streamed | None = None if self.weights is None else self.weights.saved(tensor)
+        if streamed is not None:
+            return streamed
         # The cheapest questions first: most of what is saved is small.
         kind = type(tensor)
         if kind is not self._tensor:
@@ -218,12 +224,12 @@ class Packer:
                 _report.counts.merged += 1
             return Away(tensor, alias, made_by if base is None else tensor.grad_fn, entry, first - entry.start)
 
-    def unpack(self, saved: Kept | Away) -> Any:
+    def unpack(self, saved: Kept | Away | Streamed) -> Any:
         if self._is_inference():
             # As without hooks, the result is not a tensor of that mode.
             with self._inference_mode(False):
                 return self.unpack(saved)
-        if isinstance(saved, Kept):
+        if isinstance(saved, (Kept, Streamed)):
             return saved.read()
         with self._lock:
             self._begin(self.site.unpacked(saved.entry.item))

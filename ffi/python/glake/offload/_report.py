@@ -112,6 +112,12 @@ def _ms(micros: float) -> str:
     return f"{micros / 1e3:.1f} ms"
 
 
+def _weights(told: dict[str, Any]) -> str:
+    kept, streamed = (f"{told[f'{kind}_blocks']} blocks {name} ({_size(told[f'{kind}_bytes'])})" for kind, name in (("kept", "on the GPU"), ("streamed", "stream")))
+    moved = f"in {_size(told['bytes_in'])}, out {_size(told['bytes_out'])}"
+    return f"  weights: {kept}, {streamed}; {moved}; {told['demanded']} of {told['uses']} uses had to wait for all of their bytes"
+
+
 def _lines(site: dict[str, Any]) -> list[str]:
     budget = "" if site["budget"] is None else f" under {_size(site['budget'])} ({_size(site['beside_bytes'])} of it beside the pool)"
     lines = [f'a site, "{site["preset"]}"{budget}: {site["passes"]} passes, {site["diverged"]} not as their plan']
@@ -121,6 +127,8 @@ def _lines(site: dict[str, Any]) -> list[str]:
         lines.append(f"  requests above the budget: {site['above_budget']}")
     if site["unplanned"]:
         lines.append(f"  no plan: {site['unplanned']}")
+    if site.get("weights") is not None:
+        lines.append(_weights(site["weights"]))
     plan = site["plan"]
     if plan is None:
         return lines

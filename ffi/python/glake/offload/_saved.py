@@ -284,12 +284,12 @@ class Stored:
 
     __slots__ = ("_packer", "_saved")
 
-    def __init__(self, packer: Packer, saved: Kept | Away) -> None:
+    def __init__(self, packer: Packer, saved: Any) -> None:
         self._packer, self._saved = packer, saved
 
     def is_intact(self) -> bool:
         """Whether the stored tensor was not changed since; otherwise its copy may be of any moment."""
-        return self._saved.is_intact()
+        return bool(self._saved.is_intact())
 
     def read(self) -> Any:
         """Returns the tensor for the current stream. A kept tensor is the same object each time."""

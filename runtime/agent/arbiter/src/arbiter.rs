@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::gang::{Gang, Growth, Presence, State};
+use crate::gang::{Gang, Growth, State};
 use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::ledger::Ledger;
@@ -108,28 +108,12 @@ impl Arbiter {
 
     /// Predicts the time until a worker's memory is back on its GPUs; 0 if all of it is resident.
     pub fn predicted_wake(&self, worker: WorkerId) -> Option<Duration> {
-        let gang = self.ledger.gang(worker)?;
-        let is_there = gang.is_resident() && gang.contexts.is_present();
-        Some(if is_there { Duration::ZERO } else { self.ledger.predicted_return(gang) })
+        Some(self.ledger.predicted_wake(self.ledger.gang(worker)?))
     }
 
     /// Returns the name of a worker's current state, as `glake ps` prints it.
     pub fn state(&self, worker: WorkerId) -> Option<&'static str> {
-        let gang = self.ledger.gang(worker)?;
-        Some(match gang.state {
-            _ if gang.contexts.presence == Presence::Leaving => "checkpointing",
-            _ if gang.contexts.presence == Presence::Returning => "restoring",
-            _ if gang.contexts.is_lost() => "failed",
-            State::Resting if !gang.contexts.is_present() && gang.want.is_none() => "checkpointed",
-            _ if gang.silent => "silent",
-            State::Parking { .. } => "parking",
-            State::Shrinking { .. } => "shrinking",
-            State::Refilling(_) if gang.starting => "starting",
-            State::Refilling(_) => "refilling",
-            State::Resting if gang.want.is_some() => "waiting",
-            State::Resting if gang.is_resident() => "resident",
-            State::Resting => "asleep",
-        })
+        self.ledger.gang(worker).map(Gang::state_name)
     }
 
     /// Returns whether a worker has missed the deadline of a shrink that can still end.

@@ -255,6 +255,24 @@ impl Gang {
         matches!(self.state, State::Resting)
     }
 
+    /// Returns the name of the current state, as `glake ps` prints it.
+    pub(crate) fn state_name(&self) -> &'static str {
+        match self.state {
+            _ if self.contexts.presence == Presence::Leaving => "checkpointing",
+            _ if self.contexts.presence == Presence::Returning => "restoring",
+            _ if self.contexts.is_lost() => "failed",
+            State::Resting if !self.contexts.is_present() && self.want.is_none() => "checkpointed",
+            _ if self.silent => "silent",
+            State::Parking { .. } => "parking",
+            State::Shrinking { .. } => "shrinking",
+            State::Refilling(_) if self.starting => "starting",
+            State::Refilling(_) => "refilling",
+            State::Resting if self.want.is_some() => "waiting",
+            State::Resting if self.is_resident() => "resident",
+            State::Resting => "asleep",
+        }
+    }
+
     /// Returns whether an operation with a deadline is under way.
     pub(crate) fn is_counted_on(&self) -> bool {
         !matches!(self.state, State::Resting | State::Shrinking { by: None, .. })

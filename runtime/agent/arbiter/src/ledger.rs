@@ -320,6 +320,12 @@ impl Ledger {
         restore + gang.predictions.refill(gang.copied().0, self.settings.link)
     }
 
+    /// Returns the predicted time until a gang's memory is back; 0 if all of it is resident.
+    pub(crate) fn predicted_wake(&self, gang: &Gang) -> Duration {
+        let is_there = gang.is_resident() && gang.contexts.is_present();
+        if is_there { Duration::ZERO } else { self.predicted_return(gang) }
+    }
+
     /// Returns the timeout of an operation with a predicted duration.
     pub(crate) fn timeout(&self, predicted: Duration) -> Duration {
         predicted.saturating_mul(self.settings.late).max(self.settings.least_late)

@@ -60,5 +60,6 @@ pub use interface::{
 pub use log::{Decision, LoggedDecision, OPERATIONS, Outcome, Timings, Victim};
 pub use overview::{
     GpuAccount, Operation, OperationTask, Overview, Pending, Request, RequestKind, ShareAccount,
+    WorkerAccount,
 };
 pub use victims::Why;

@@ -19,8 +19,7 @@ use crate::{GangId, GpuId, WorkerId};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overview {
     pub gpus: BTreeMap<GpuId, GpuAccount>,
-    /// Shares of each worker, in the order of GPUs.
-    pub workers: BTreeMap<WorkerId, Vec<ShareAccount>>,
+    pub workers: BTreeMap<WorkerId, WorkerAccount>,
     pub operations: BTreeMap<GangId, Operation>,
     /// Requests in the order in which they will be served.
     pub requests: Vec<Request>,
@@ -43,6 +42,17 @@ pub struct GpuAccount {
     pub link_duty: f64,
 }
 
+/// State and accounts of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerAccount {
+    /// Name of its state, as `glake ps` prints it.
+    pub state: &'static str,
+    /// Predicted time until its memory is back; 0 if all of it is resident.
+    pub wake: Duration,
+    /// Shares in the order of GPUs.
+    pub shares: Vec<ShareAccount>,
+}
+
 /// Account of a worker on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareAccount {
@@ -52,11 +62,13 @@ pub struct ShareAccount {
     pub lease: Bytes,
     /// Memory beyond floor and lease, as measured.
     pub overrun: Bytes,
-    /// Memory in its pools as of the last report.
-    pub resident: Bytes,
-    /// Bytes of the refill under way that are granted, and that are not granted yet.
-    pub granted: Bytes,
-    pub owed: Bytes,
+}
+
+impl ShareAccount {
+    fn of(share: &Share) -> ShareAccount {
+        let (gpu, lease) = (share.account.gpu, share.account.lease);
+        ShareAccount { gpu, floor: share.floor(), lease, overrun: share.overrun }
+    }
 }
 
 /// Operation under way with a gang.
@@ -152,19 +164,15 @@ impl Overview {
             };
             (*id, account)
         });
-        let mut workers: BTreeMap<WorkerId, Vec<ShareAccount>> = BTreeMap::new();
-        for share in ledger.gangs.values().flat_map(|gang| &gang.shares) {
-            workers.entry(share.worker).or_default().push(ShareAccount {
-                gpu: share.account.gpu,
-                floor: share.floor(),
-                lease: share.account.lease,
-                overrun: share.overrun,
-                resident: share.account.resident,
-                granted: share.granted,
-                owed: share.owed,
-            });
+        let mut workers: BTreeMap<WorkerId, WorkerAccount> = BTreeMap::new();
+        for gang in ledger.gangs.values() {
+            let (state, wake) = (gang.state_name(), ledger.predicted_wake(gang));
+            for &worker in gang.members.keys() {
+                let shares = gang.shares.iter().filter(|share| share.worker == worker).map(ShareAccount::of);
+                workers.insert(worker, WorkerAccount { state, wake, shares: shares.collect() });
+            }
         }
-        let requests = requests(ledger);
+        let requests = Queue::of(ledger);
         let mut operations: BTreeMap<GangId, Operation> = BTreeMap::new();
         for id in ledger.under_way.iter().chain(&ledger.absent) {
             let operation = ledger.gangs.get(id).and_then(|gang| operation(gang, &arbiter.ledger));
@@ -208,124 +216,152 @@ fn operation(gang: &Gang, ledger: &Ledger) -> Option<Operation> {
     })
 }
 
-/// Returns the open requests in the order of service: free bytes go to refills under way, then to growths, then to wants.
-fn requests(ledger: &Ledger) -> Vec<Request> {
-    let gang = |id: &GangId| Some((*id, ledger.gangs.get(id)?));
-    let under_way: Vec<(GangId, &Gang)> = ledger.under_way.iter().filter_map(gang).collect();
-    let is_giving = |id: &&GangId| {
-        let state = ledger.gangs.get(*id).map(|gang| &gang.state);
-        matches!(state, Some(State::Parking { .. } | State::Shrinking { .. }))
-    };
-    let mut parked_for: BTreeMap<GangId, BTreeSet<GangId>> = BTreeMap::new();
-    for (id, gang) in &under_way {
-        if let State::Parking { whom: Some(whom), .. } = gang.state {
-            parked_for.entry(whom).or_default().insert(*id);
+/// Open requests, collected in the order of service: free bytes go to refills under way, then to growths, then to wants.
+struct Queue<'a> {
+    ledger: &'a Ledger,
+    under_way: Vec<(GangId, &'a Gang)>,
+    /// Gangs that are asked to stop their uses, by the gang that waits for them.
+    parking: BTreeMap<GangId, BTreeSet<GangId>>,
+    /// First request for evicted memory of each GPU.
+    first: BTreeMap<GpuId, GangId>,
+    requests: Vec<Request>,
+}
+
+impl<'a> Queue<'a> {
+    fn of(ledger: &'a Ledger) -> Vec<Request> {
+        let gang = |id: &GangId| Some((*id, ledger.gangs.get(id)?));
+        let under_way: Vec<(GangId, &Gang)> = ledger.under_way.iter().filter_map(gang).collect();
+        let mut parking: BTreeMap<GangId, BTreeSet<GangId>> = BTreeMap::new();
+        for (id, gang) in &under_way {
+            if let State::Parking { whom: Some(whom), .. } = gang.state {
+                parking.entry(whom).or_default().insert(*id);
+            }
         }
+        let mut queue = Queue { ledger, under_way, parking, first: BTreeMap::new(), requests: Vec::new() };
+        queue.add_refills();
+        queue.add_growths();
+        queue.add_wants();
+        queue.requests
     }
-    let givers = |id: GangId, victims: &BTreeSet<GangId>| {
-        let parked = parked_for.get(&id).into_iter().flatten();
-        victims.iter().filter(is_giving).chain(parked).copied().collect::<BTreeSet<_>>()
-    };
-    let mut requests = Vec::new();
-    // The first request of each GPU.
-    let mut first: BTreeMap<GpuId, GangId> = BTreeMap::new();
-    let refills = under_way.iter().filter(|(_, gang)| matches!(gang.state, State::Refilling(_)));
-    for &(id, gang) in refills {
-        let State::Refilling(refill) = &gang.state else { continue };
-        let want = gang.want;
-        let mut needs: BTreeMap<GpuId, (Bytes, Bytes)> = BTreeMap::new();
-        for share in &gang.shares {
-            let (all, granted) = needs.entry(share.account.gpu).or_default();
-            *all = all.saturating_add(share.owed).saturating_add(share.granted);
-            *granted = granted.saturating_add(share.granted);
-            first.entry(share.account.gpu).or_insert(id);
-        }
-        needs.retain(|_, (all, _)| !all.is_zero());
-        let is_admitted = refill.admitted.is_some();
-        let givers = if is_admitted { BTreeSet::new() } else { givers(id, &refill.victims) };
-        requests.push(Request {
-            gang: id,
-            kind: if gang.starting { RequestKind::Start } else { RequestKind::Refill },
-            is_served: true,
-            class: want
-                .map_or(gang.profile.priority.into(), |want| want.class(gang.profile.priority, ledger.now)),
-            since: want.map_or(refill.since, |want| want.since),
-            by: want.map(|want| want.deadline).filter(|_| !is_admitted),
-            predicted: ledger.predicted_return(gang),
-            needs,
-            pending: match is_admitted {
-                true => Pending::Copies,
-                false if !gang.contexts.is_present() => Pending::Restore,
-                false if givers.is_empty() => Pending::FreeMemory,
-                false => Pending::Victims,
-            },
-            givers,
-        });
+
+    fn is_refilling(&self, id: GangId) -> bool {
+        let state = self.ledger.gangs.get(&id).map(|gang| &gang.state);
+        matches!(state, Some(State::Refilling(refill)) if refill.admitted.is_none())
     }
-    requests.sort_by_key(|request| (request.since, request.gang));
-    for growth in &ledger.growths {
-        let Growth { gang: id, gpu, bytes, since, by, victims, .. } = growth;
-        let Some(gang) = ledger.gangs.get(id) else { continue };
-        let givers = givers(*id, victims);
-        let starts =
-            |other: &&GangId| **other != *id && ledger.gangs.get(*other).is_some_and(|gang| gang.starting);
-        let refills = |other: &&GangId| {
-            let state = ledger.gangs.get(*other).map(|gang| &gang.state);
-            **other != *id && matches!(state, Some(State::Refilling(refill)) if refill.admitted.is_none())
+
+    /// Returns the gangs that give memory for a request: those of its victims with memory to give, and those that park for it.
+    fn givers(&self, id: GangId, victims: &BTreeSet<GangId>) -> BTreeSet<GangId> {
+        let is_giving = |id: &&GangId| {
+            let state = self.ledger.gangs.get(*id).map(|gang| &gang.state);
+            matches!(state, Some(State::Parking { .. } | State::Shrinking { .. }))
         };
-        requests.push(Request {
-            gang: *id,
-            kind: RequestKind::Growth,
-            is_served: !givers.is_empty(),
-            class: gang.profile.priority.into(),
-            since: *since,
-            by: Some(*by),
-            predicted: Duration::ZERO,
-            needs: BTreeMap::from([(*gpu, (*bytes, Bytes::ZERO))]),
-            pending: match first.get(gpu) {
-                _ if ledger.absent.contains(id) => Pending::Restore,
-                _ if !givers.is_empty() => Pending::Victims,
-                Some(other) if starts(&other) => Pending::Start(*other),
-                Some(other) if refills(&other) => Pending::Behind(*other),
-                _ if ledger.expects_bytes(growth) => Pending::FreeMemory,
-                _ => Pending::Eligible,
-            },
-            givers,
-        });
+        let parking = self.parking.get(&id).into_iter().flatten();
+        victims.iter().filter(is_giving).chain(parking).copied().collect()
     }
-    let wants = under_way.iter().filter(|(_, gang)| !matches!(gang.state, State::Refilling(_)));
-    let mut wants: Vec<(Order, &Gang)> = wants
-        .filter_map(|(id, gang)| Some((gang.order(*id, ledger.now, &ledger.settings)?, *gang)))
-        .collect();
-    wants.sort_by_key(|(order, _)| *order);
-    for ((class, .., id), gang) in wants {
-        let Some(want) = gang.want else { continue };
-        let gpus = gang.needs_gpus();
-        let ahead = gpus.iter().find_map(|gpu| first.get(gpu)).copied();
-        let is_resting = gang.is_resting();
-        if is_resting {
-            gpus.iter().for_each(|gpu| _ = first.entry(*gpu).or_insert(id));
+
+    fn add_refills(&mut self) {
+        let mut requests = Vec::new();
+        for &(id, gang) in &self.under_way {
+            let State::Refilling(refill) = &gang.state else { continue };
+            let mut needs: BTreeMap<GpuId, (Bytes, Bytes)> = BTreeMap::new();
+            for share in &gang.shares {
+                let (all, granted) = needs.entry(share.account.gpu).or_default();
+                *all = all.saturating_add(share.owed).saturating_add(share.granted);
+                *granted = granted.saturating_add(share.granted);
+                self.first.entry(share.account.gpu).or_insert(id);
+            }
+            needs.retain(|_, (all, _)| !all.is_zero());
+            let (is_admitted, priority) = (refill.admitted.is_some(), gang.profile.priority);
+            let givers = if is_admitted { BTreeSet::new() } else { self.givers(id, &refill.victims) };
+            requests.push(Request {
+                gang: id,
+                kind: kind(gang),
+                is_served: true,
+                class: gang.want.map_or(priority.into(), |want| want.class(priority, self.ledger.now)),
+                since: gang.want.map_or(refill.since, |want| want.since),
+                by: gang.want.map(|want| want.deadline).filter(|_| !is_admitted),
+                predicted: self.ledger.predicted_return(gang),
+                needs,
+                pending: match is_admitted {
+                    true => Pending::Copies,
+                    false if !gang.contexts.is_present() => Pending::Restore,
+                    false if givers.is_empty() => Pending::FreeMemory,
+                    false => Pending::Victims,
+                },
+                givers,
+            });
         }
-        let needs = gpus.into_iter().map(|gpu| (gpu, (gang.wanted(gpu), Bytes::ZERO)));
-        requests.push(Request {
-            gang: id,
-            kind: if gang.starting { RequestKind::Start } else { RequestKind::Refill },
-            is_served: false,
-            class: class.0,
-            since: want.since,
-            by: Some(want.deadline),
-            predicted: ledger.predicted_return(gang),
-            needs: needs.filter(|(_, (all, _))| !all.is_zero()).collect(),
-            givers: givers(id, &BTreeSet::new()),
-            pending: match ahead {
+        requests.sort_by_key(|request| (request.since, request.gang));
+        self.requests.append(&mut requests);
+    }
+
+    fn add_growths(&mut self) {
+        for growth in &self.ledger.growths {
+            let Growth { gang: id, gpu, bytes, since, by, victims, .. } = growth;
+            let Some(gang) = self.ledger.gangs.get(id) else { continue };
+            let givers = self.givers(*id, victims);
+            let first = self.first.get(gpu).copied().filter(|other| other != id);
+            let is_starting = |other: &GangId| self.ledger.gangs.get(other).is_some_and(|gang| gang.starting);
+            let pending = match first {
+                _ if self.ledger.absent.contains(id) => Pending::Restore,
+                _ if !givers.is_empty() => Pending::Victims,
+                Some(other) if is_starting(&other) => Pending::Start(other),
+                Some(other) if self.is_refilling(other) => Pending::Behind(other),
+                _ if self.ledger.expects_bytes(growth) => Pending::FreeMemory,
+                _ => Pending::Eligible,
+            };
+            self.requests.push(Request {
+                gang: *id,
+                kind: RequestKind::Growth,
+                is_served: !givers.is_empty(),
+                class: gang.profile.priority.into(),
+                since: *since,
+                by: Some(*by),
+                predicted: Duration::ZERO,
+                needs: BTreeMap::from([(*gpu, (*bytes, Bytes::ZERO))]),
+                givers,
+                pending,
+            });
+        }
+    }
+
+    fn add_wants(&mut self) {
+        let Ledger { now, settings, .. } = self.ledger;
+        let wants = self.under_way.iter().filter(|(_, gang)| !matches!(gang.state, State::Refilling(_)));
+        let mut wants: Vec<(Order, &Gang)> =
+            wants.filter_map(|(id, gang)| Some((gang.order(*id, *now, settings)?, *gang))).collect();
+        wants.sort_by_key(|(order, _)| *order);
+        for ((class, .., id), gang) in wants {
+            let Some(want) = gang.want else { continue };
+            let gpus = gang.needs_gpus();
+            let ahead = gpus.iter().find_map(|gpu| self.first.get(gpu)).copied();
+            let (is_resting, contexts) = (gang.is_resting(), gang.contexts);
+            if is_resting {
+                gpus.iter().for_each(|gpu| _ = self.first.entry(*gpu).or_insert(id));
+            }
+            let needs = gpus.into_iter().map(|gpu| (gpu, (gang.wanted(gpu), Bytes::ZERO)));
+            let pending = match ahead {
                 _ if !is_resting => Pending::OwnShrink,
-                _ if gang.contexts.is_moving() || gang.contexts.restore_after > ledger.now => {
-                    Pending::Restore
-                }
+                _ if contexts.is_moving() || contexts.restore_after > *now => Pending::Restore,
                 Some(other) => Pending::Behind(other),
                 None => Pending::Eligible,
-            },
-        });
+            };
+            self.requests.push(Request {
+                gang: id,
+                kind: kind(gang),
+                is_served: false,
+                class: class.0,
+                since: want.since,
+                by: Some(want.deadline),
+                predicted: self.ledger.predicted_return(gang),
+                needs: needs.filter(|(_, (all, _))| !all.is_zero()).collect(),
+                givers: self.givers(id, &BTreeSet::new()),
+                pending,
+            });
+        }
     }
-    requests
+}
+
+fn kind(gang: &Gang) -> RequestKind {
+    if gang.starting { RequestKind::Start } else { RequestKind::Refill }
 }

@@ -34,7 +34,7 @@ fn every_sample_is_of_a_metric_with_its_labels() {
     let mut agent = agent();
     join(&mut agent);
     let memory = glake_meter::GpuMemory { used: Bytes::gib(2), ..glake_meter::GpuMemory::default() };
-    agent.metered(GpuId(0), &memory, Duration::ZERO);
+    agent.metered(&[(GpuId(0), &memory)], Duration::ZERO);
     let text = text(&agent);
     let heads: Vec<String> = text.lines().filter(|line| line.starts_with('#')).map(str::to_owned).collect();
     let described = METRICS.iter().flat_map(|Metric { name, help, kind, .. }| {
@@ -178,7 +178,7 @@ fn unmanaged_memory_is_what_no_worker_has() {
     assert!(!text(&agent).contains("glake_gpu_used_bytes{"), "the meter was not read");
     let own = glake_meter::ProcessMemory { pid: 1, used: Bytes::gib(3) };
     let memory = glake_meter::GpuMemory { used: Bytes::gib(5), processes: vec![own], ..Default::default() };
-    agent.metered(GpuId(0), &memory, Duration::ZERO);
+    agent.metered(&[(GpuId(0), &memory)], Duration::ZERO);
     let gib = |name: &str| told(&agent, &format!("{name}{{gpu=\"odd \\\"0\\\"\"}}")) / f64::from(1 << 30);
     assert_eq!((gib("glake_gpu_used_bytes"), gib("glake_gpu_unmanaged_bytes")), (5.0, 2.0));
 }

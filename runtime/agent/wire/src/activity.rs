@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
-use rustix::fs::SealFlags;
+use rustix::fs::{OFlags, SealFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::page::{self, PageError};
 
@@ -82,6 +82,8 @@ impl ActivityView {
     /// [`PageError::Unsealed`]: a read could fail or block at any time.
     pub fn new(page: OwnedFd) -> Result<Self, PageError> {
         page::check(&page, SEALS)?;
+        // A write of the worker would make each read store the time of an access, which nobody reads.
+        let _ = fcntl_getfl(&page).and_then(|flags| fcntl_setfl(&page, flags | OFlags::NOATIME));
         Ok(ActivityView { file: File::from(page) })
     }
 

@@ -206,19 +206,23 @@ impl Answer {
             }
             Answer::Decision(row) => row.parts().into_iter().map(Answer::Decision).collect(),
             Answer::Snapshot(snapshot) => snapshot.parts().into_iter().map(Answer::Snapshot).collect(),
-            Answer::Row(row) => vec![Answer::Row(row.cut())],
-            Answer::Waits { why } => vec![Answer::Waits { why: cut(why) }],
-            Answer::Refused { why } => vec![Answer::Refused { why: cut(why) }],
-            Answer::Error { why } => vec![Answer::Error { why: cut(why) }],
-            Answer::End => vec![Answer::End],
+            mut answer => {
+                match &mut answer {
+                    Answer::Row(row) => row.cut(),
+                    Answer::Waits { why } | Answer::Refused { why } | Answer::Error { why } => cut(why),
+                    _ => {}
+                }
+                vec![answer]
+            }
         }
     }
 }
 
 impl WorkerRow {
     /// Cuts the texts for people.
-    pub(crate) fn cut(self) -> WorkerRow {
-        WorkerRow { tenant: cut(self.tenant), note: self.note.map(cut), ..self }
+    pub(crate) fn cut(&mut self) {
+        cut(&mut self.tenant);
+        self.note.iter_mut().for_each(cut);
     }
 }
 
@@ -255,10 +259,12 @@ pub(crate) fn split<T, C: FromIterator<T>>(
 }
 
 /// Cuts a text for people.
-pub(crate) fn cut(text: String) -> String {
-    match text.char_indices().nth(LONGEST) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text,
+pub(crate) fn cut(text: &mut String) {
+    // No character is shorter than a byte.
+    let end = if text.len() <= LONGEST { None } else { text.char_indices().nth(LONGEST) };
+    if let Some((at, _)) = end {
+        text.truncate(at);
+        text.push('…');
     }
 }
 

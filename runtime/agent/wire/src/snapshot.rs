@@ -14,7 +14,8 @@
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::operator::{DecisionRow, PART, WorkerRow, cut, is_false, split};
+use crate::frame::{Envelope, FrameError, append_frame};
+use crate::operator::{Answer, DecisionRow, PART, WorkerRow, cut, is_false, split};
 
 /// Shortest interval of snapshots in milliseconds; shorter ones are raised to it.
 pub const LEAST_INTERVAL_MS: u64 = 100;
@@ -338,9 +339,12 @@ impl Snapshot {
             std::mem::take(&mut self.decisions).into_iter().flat_map(|LoggedDecision { number, row }| {
                 row.parts().into_iter().map(move |row| LoggedDecision { number, row })
             });
-        let gpus = std::mem::take(&mut self.gpus).into_iter().map(GpuRow::cut);
-        let requests = std::mem::take(&mut self.requests).into_iter().map(RequestRow::cut);
-        let workers = std::mem::take(&mut self.workers).into_iter().map(WatchedWorker::cut);
+        self.gpus.iter_mut().for_each(GpuRow::cut);
+        self.requests.iter_mut().for_each(RequestRow::cut);
+        self.workers.iter_mut().for_each(|worker| worker.row.cut());
+        let gpus = std::mem::take(&mut self.gpus).into_iter();
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let workers = std::mem::take(&mut self.workers).into_iter();
         let mut parts = vec![self];
         parts.extend(split(decisions, size_of_json).map(|decisions| Snapshot { decisions, ..part() }));
         parts.extend(split(gpus, size_of_json).map(|gpus| Snapshot { gpus, ..part() }));
@@ -354,6 +358,20 @@ impl Snapshot {
         let last = parts.len() - 1;
         parts.iter_mut().enumerate().for_each(|(at, part)| part.more = at < last || more);
         parts
+    }
+
+    /// Encodes the snapshot as frames, one behind the other.
+    ///
+    /// # Errors
+    /// [`FrameError::Malformed`], for example of a value that JSON does not have.
+    pub fn frames(self) -> Result<Vec<u8>, FrameError> {
+        let parts = self.parts();
+        // Most parts are not full.
+        let mut bytes = Vec::with_capacity(parts.len() * PART / 2);
+        for part in parts {
+            append_frame(&mut bytes, &Envelope::unnumbered(Answer::Snapshot(part)))?;
+        }
+        Ok(bytes)
     }
 
     /// Appends the next part of the same snapshot. The snapshot is whole once `more` is false.
@@ -391,27 +409,22 @@ impl Snapshot {
 }
 
 impl GpuRow {
-    fn cut(mut self) -> Self {
+    fn cut(&mut self) {
         self.others.truncate(Self::MOST_OTHERS);
         for name in self.others.iter_mut().filter_map(|process| process.name.as_mut()) {
             *name = name.chars().take(LONGEST_NAME).collect();
         }
-        self
     }
 }
 
 impl RequestRow {
-    fn cut(mut self) -> Self {
+    fn cut(&mut self) {
         self.givers.truncate(Self::MOST_GIVERS);
-        RequestRow { why: cut(self.why), ..self }
+        cut(&mut self.why);
     }
 }
 
 impl WatchedWorker {
-    fn cut(self) -> Self {
-        WatchedWorker { row: self.row.cut(), ..self }
-    }
-
     /// Returns an upper bound of the size of its JSON, without encoding it.
     fn longest_json(&self) -> usize {
         // Six bytes for each byte of a text that is escaped; twenty digits and a name for each number.
@@ -440,7 +453,7 @@ mod tests {
 
     use super::*;
     use crate::operator::VictimRow;
-    use crate::{Answer, Envelope, Frames, frame};
+    use crate::{Frames, frame};
 
     fn text() -> impl Strategy<Value = String> {
         prop_oneof![
@@ -546,9 +559,7 @@ mod tests {
         #[test]
         fn parts_fit_into_frames_and_make_the_snapshot_again(whole in snapshot()) {
             let mut frames = Frames::default();
-            for part in whole.clone().parts() {
-                frames.push(&frame(&Envelope::unnumbered(Answer::Snapshot(part))).unwrap());
-            }
+            frames.push(&whole.clone().frames().unwrap());
             let mut heard: Option<Snapshot> = None;
             while let Some(Envelope { message: Answer::Snapshot(part), .. }) = frames.take::<Answer>().unwrap() {
                 match &mut heard {
@@ -560,9 +571,9 @@ mod tests {
                 }
             }
             let cut = |mut of: Snapshot| {
-                of.gpus = of.gpus.into_iter().map(GpuRow::cut).collect();
-                of.requests = of.requests.into_iter().map(RequestRow::cut).collect();
-                of.workers = of.workers.into_iter().map(WatchedWorker::cut).collect();
+                of.gpus.iter_mut().for_each(GpuRow::cut);
+                of.requests.iter_mut().for_each(RequestRow::cut);
+                of.workers.iter_mut().for_each(|worker| worker.row.cut());
                 of
             };
             let mut expected = cut(whole);

@@ -35,10 +35,10 @@ Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB,
 Settings:    flags go over the environment, over the file, over the preset, over
              the defaults
 Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG; GLAKE_AGENT of the agent's
-             commands; GLAKE_MULTI_PATH, GLAKE_ALLOCATOR, GLAKE_DISABLE,
-             GLAKE_LIBRARY and GLAKE_PRELOAD of glake run; NO_COLOR; GMLake's vmmDefragment, fragment_limit,
-             fragLimit, reuseLimit, defragment_level, defragLevel,
-             auto_gc_limits, autoGC
+             commands; GLAKE_MULTI_PATH, GLAKE_ALLOCATOR, GLAKE_VLLM,
+             GLAKE_DISABLE, GLAKE_LIBRARY and GLAKE_PRELOAD of glake run;
+             NO_COLOR; GMLake's vmmDefragment, fragment_limit, fragLimit,
+             reuseLimit, defragment_level, defragLevel, auto_gc_limits, autoGC
 Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad
              input";
 

@@ -3,11 +3,14 @@
 //! Invariant: the terminal is restored whatever ends the program or stops it: the last frame, an error, a panic, Ctrl-C, Ctrl-Z, SIGTERM,
 //! SIGHUP or SIGTSTP.
 
-use std::io::{self, Stdout, stdout};
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Stdout, stdin, stdout};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, raise};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -38,6 +41,8 @@ pub enum Input {
 /// Terminal that shows frames.
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
+    /// Where keys come from.
+    input: OwnedFd,
     ends: Arc<AtomicBool>,
     stops: Arc<AtomicBool>,
     continues: Arc<AtomicBool>,
@@ -63,9 +68,13 @@ impl Screen {
             restore();
             before(panic);
         }));
+        let input = match stdin().is_terminal() {
+            true => stdin().as_fd().try_clone_to_owned()?,
+            false => File::open("/dev/tty")?.into(),
+        };
         enter().inspect_err(|_| restore())?;
         let terminal = Terminal::new(CrosstermBackend::new(stdout())).inspect_err(|_| restore())?;
-        Ok(Screen { terminal, ends, stops, continues })
+        Ok(Screen { terminal, input, ends, stops, continues })
     }
 
     /// Draws a frame.
@@ -98,7 +107,11 @@ impl Screen {
                 return Ok(Some(Input::Redraw));
             }
             let left = until.saturating_duration_since(Instant::now());
-            match event::poll(left.min(LOOK)) {
+            // The library would read a terminal that is gone again and again: it is waited for here.
+            if has_hung_up(&self.input, left.min(LOOK)) {
+                return Ok(Some(Input::End));
+            }
+            match event::poll(Duration::ZERO) {
                 Ok(true) => {
                     if let Some(input) = self.read()? {
                         return Ok(Some(input));
@@ -149,6 +162,16 @@ impl Drop for Screen {
     fn drop(&mut self) {
         restore();
     }
+}
+
+/// Waits for input, a signal or the time. Returns whether the terminal is gone.
+fn has_hung_up(input: &OwnedFd, most: Duration) -> bool {
+    let mut ready = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+    let most = PollTimeout::try_from(most).unwrap_or(PollTimeout::ZERO);
+    // Interrupted by a signal: the caller looks for it.
+    let _ = poll(&mut ready, most);
+    let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+    ready[0].revents().is_some_and(|found| found.intersects(gone))
 }
 
 enum Pressed {

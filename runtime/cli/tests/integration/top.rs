@@ -164,6 +164,27 @@ fn the_terminal_is_restored_at_each_end() {
     }
 }
 
+/// A terminal that is closed, with the signal that a session's first program gets then, and without.
+#[test]
+fn top_ends_with_its_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    for has_signal in [true, false] {
+        let mut top = OnTerminal::start(folder.path(), (80, 24));
+        top.until("GPU memory");
+        // Between two frames it waits for keys.
+        std::thread::sleep(Duration::from_millis(30));
+        top.master = File::open("/dev/null").unwrap();
+        if has_signal {
+            kill_process(Pid::from_child(&top.child), Signal::HUP).unwrap();
+        }
+        let end = Instant::now() + LONG;
+        while top.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "its terminal is gone, and it goes on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 /// Ctrl-Z and SIGTSTP give the terminal back, and `fg` takes it again; and a small screen is drawn after it has changed its size.
 #[test]
 fn the_terminal_is_given_back_while_top_is_stopped() {

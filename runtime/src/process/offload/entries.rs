@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! away: copied out ──begin──► coming: a copy in is started ──begin──► coming …        any of them ──release──► gone
+//!   │                              └ store, if reserved: away, with the bytes of a block
 //!   └ no bytes: there is nothing to copy
 //! ```
 //!
@@ -30,7 +31,7 @@ pub(super) struct Away {
     pub(super) device: DeviceId,
     pub(super) size: Bytes,
     pub(super) taken: HostRange,
-    /// Completion event of the copy out.
+    /// Completion event of the last copy out; of a new reservation, of the copies that used its memory before.
     pub(super) out: Arc<OwnedEvent>,
     /// Parts of the copy out that use relays and were not seen to finish.
     pub(super) copied: Vec<CopyHandle>,
@@ -38,6 +39,8 @@ pub(super) struct Away {
     pub(super) watched: Option<Address>,
     /// Whether a second copy over the host memory failed, so that its contents are undefined.
     pub(super) is_torn: bool,
+    /// Whether the host memory is contiguous, and stored into again.
+    pub(super) is_reserved: bool,
 }
 
 /// The most recent copy back to the GPU.
@@ -65,6 +68,20 @@ pub(super) struct Entry {
 }
 
 impl Away {
+    /// Returns an error if the host memory does not hold the bytes.
+    pub(super) fn check_bytes(&mut self, id: u64) -> Result<()> {
+        match (self.is_torn, self.is_reserved) {
+            (false, _) => self.check(),
+            (true, true) => Err(ProcessError::lost(format!(
+                "the last store into the host memory reserved under the number {id} failed: store the bytes again"
+            ))),
+            (true, false) => Err(ProcessError::lost(format!(
+                "what is offloaded under the number {id} is lost: its block was freed, and the copy of what it had then failed twice; run \
+                 the step again"
+            ))),
+        }
+    }
+
     /// Reports a failed copy out, as far as its end was seen. Never waits.
     pub(super) fn check(&mut self) -> Result<()> {
         check(&self.out, &mut self.copied)

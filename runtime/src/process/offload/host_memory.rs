@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
+use glake_device::Address;
 use glake_device::owned::{OwnedEvent, Span};
 use glake_tiers::{HostBlock, HostPool, Reclaim};
 use glake_units::Bytes;
@@ -62,6 +63,14 @@ pub(super) struct HostRange {
 }
 
 impl HostRange {
+    /// Returns the address of the first byte if the range is contiguous.
+    pub(super) fn address(&self) -> Option<Address> {
+        match &self.parts[..] {
+            [(_, span)] => Some(span.start()),
+            _ => None,
+        }
+    }
+
     /// Pairs each host part with the GPU span of the same bytes.
     pub(super) fn beside(&self, gpu: &Span) -> Vec<(Span, Span)> {
         let mut at = Bytes::ZERO;
@@ -126,6 +135,23 @@ impl HostMemory {
         }
     }
 
+    /// Takes a contiguous range of `size` bytes.
+    ///
+    /// # Errors
+    /// As [`HostMemory::take`].
+    pub(super) fn reserve(&self, size: Bytes) -> Result<HostRange> {
+        loop {
+            if let Some(range) = self.memory.lock().take_one(size) {
+                return Ok(range);
+            }
+            match self.keeping(|| self.grow(size, self.chunks.next(size, Bytes::ZERO))) {
+                // Free chunks may be returned to make room for one that is large enough.
+                Err(ProcessError::Host(error)) if error.is_shortage() => self.grow(size, size)?,
+                grown => grown?,
+            }
+        }
+    }
+
     /// Returns a range; `last` is the last copy in that was started from it.
     pub(super) fn put(&self, range: HostRange, last: Option<InMark>) {
         let HostRange { parts, mark } = range;
@@ -143,7 +169,7 @@ impl HostMemory {
     /// As [`HostMemory::take`], if the host lacks the memory; the bytes pinned so far are kept.
     pub(super) fn prepare(&self, size: Bytes) -> Result<()> {
         let free = Bytes::new(self.memory.lock().ranges.total());
-        self.pool.has_room(size.saturating_sub(free))?;
+        self.pool.has_room(size.saturating_sub(free), Bytes::ZERO)?;
         self.keeping(|| {
             loop {
                 let free = Bytes::new(self.memory.lock().ranges.total());
@@ -154,6 +180,15 @@ impl HostMemory {
                 self.grow(missing.min(MOST), self.chunks.ahead(missing))?;
             }
         })
+    }
+
+    /// Checks whether `size` bytes can be had, of which `freed` are the process's, and freed as they are pinned.
+    ///
+    /// # Errors
+    /// As [`HostMemory::take`]; nothing is pinned.
+    pub(super) fn has_room(&self, size: Bytes, freed: Bytes) -> Result<()> {
+        let free = Bytes::new(self.memory.lock().ranges.total());
+        Ok(self.pool.has_room(size.saturating_sub(free), freed)?)
     }
 
     /// Runs `grow`, which takes memory from the pool, while this memory is not reclaimed.
@@ -186,10 +221,13 @@ impl HostMemory {
         (all, all.saturating_sub(Bytes::new(memory.ranges.total())))
     }
 
-    /// Adds a chunk of `whole` bytes, or of the smallest size that fits `size` if memory is short. Called without locks, because it may pin
-    /// memory.
+    /// Adds a chunk of at least `whole` bytes, or of the smallest size that fits `size` if memory is short. Called without locks, because it
+    /// may pin memory.
+    ///
+    /// Chunks are whole quanta like the ranges in them, so that the range for which a chunk was taken fits into it.
     fn grow(&self, size: Bytes, whole: Bytes) -> Result<()> {
-        let exact = rounded(size.get()).map_or(size, Bytes::new);
+        let quanta = |bytes: Bytes| rounded(bytes.get()).map_or(bytes, Bytes::new);
+        let (exact, whole) = (quanta(size), quanta(whole));
         let block = match self.pool.take(whole) {
             Err(error) if error.is_shortage() && exact < whole => self.pool.take(exact),
             taken => taken,
@@ -207,6 +245,16 @@ impl HostMemory {
 impl Memory {
     fn take(&mut self, size: Bytes) -> Option<HostRange> {
         let (taken, mark) = self.ranges.take_parts(size.get())?;
+        self.range(taken, mark, size)
+    }
+
+    fn take_one(&mut self, size: Bytes) -> Option<HostRange> {
+        let (taken, mark) = self.ranges.take(size.get())?;
+        self.range(vec![taken], mark, size)
+    }
+
+    /// Returns the spans of `size` bytes in taken parts.
+    fn range(&mut self, taken: Vec<Taken>, mark: Option<InMark>, size: Bytes) -> Option<HostRange> {
         let mut left = size;
         let spans: Option<Vec<Span>> = { taken.iter() }
             .map(|part| {
@@ -262,8 +310,9 @@ impl<M> Default for Ranges<M> {
 }
 
 impl<M: Clone + Ord> Ranges<M> {
-    /// Adds a new chunk that is entirely free.
+    /// Adds a new chunk that is entirely free, of whole quanta.
     pub(super) fn add(&mut self, chunk: usize, size: u64) {
+        debug_assert!(size.is_multiple_of(QUANTUM), "{size} bytes are no whole quanta");
         self.free.insert((chunk, 0), Free { size, mark: None });
     }
 

@@ -15,13 +15,14 @@
 //! | [`Queues`] | one stream for each direction and GPU, in whose order copies run; their times |
 //! | [`HostMemory`] | pinned host memory of a GPU's copies, reused after the copies that read it |
 //! | [`Entries`] | offloaded entries, by a number that is never reused |
+//! | `reserved` | host memory that is stored into again and read by the host |
 //! | [`Checks`] | whether offloaded bytes changed until their block was freed |
 //! | [`Sites`] | the saves to offload in each pass of a site, and the start of their reloads |
 //! | [`Measures`], [`Timers`] | measurements for plans: memory, links, room, times |
 //!
-//! Invariants: nothing waits on the host for a GPU; waits for a copy are for its event, on the GPU. Memory of a copy is reused before its
-//! event only behind a wait for it: source and destination are held, and host memory is returned with its last copy. After the process has
-//! stopped, nothing here calls the driver.
+//! Invariants: only [`Offload::host_address`] waits on the host for a GPU; other waits for a copy are for its event, on the GPU. Memory of a
+//! copy is reused before its event only behind a wait for it: source and destination are held, and host memory is returned with its last
+//! copy. After the process has stopped, nothing here calls the driver.
 //!
 //! [`ReadHolds`]: glake_tiers::ReadHolds
 
@@ -51,7 +52,9 @@ use crate::metrics::{OffloadStats, micros};
 use crate::sync::Mutex;
 
 pub use checks::{CheckState, SaveId};
-pub use glake_offload::{ItemId, LeafPart, Pack, Preset, ScopeId, Verdict};
+pub use glake_offload::{
+    ItemId, LeafPart, Pack, Place as StreamedPlace, Preset, ScopeId, UseOrders, UsePhase, Verdict,
+};
 pub use sites::{PackedItem, Sites};
 
 mod checks;
@@ -59,6 +62,7 @@ mod entries;
 mod host_memory;
 mod passes;
 mod queue;
+mod reserved;
 mod sites;
 #[cfg(test)]
 #[cfg(not(schedules))]
@@ -181,7 +185,9 @@ impl Offload {
             match copied {
                 Ok((event, copied)) => {
                     let watched = save.map(|_| block.address);
-                    let away = Away { device, size, taken, out: event, copied, watched, is_torn: false };
+                    let (is_torn, is_reserved) = (false, false);
+                    let away =
+                        Away { device, size, taken, out: event, copied, watched, is_torn, is_reserved };
                     let id = self.entries.add(Entry::away(away, host));
                     if let Some(save) = save {
                         self.checks.watch(Watch { entry: id, save, block, address, stream: raw, digest });
@@ -220,13 +226,7 @@ impl Offload {
                  copy it on"
             )));
         }
-        if away.is_torn {
-            return Err(ProcessError::lost(format!(
-                "what is offloaded under the number {id} is lost: its block was freed, and the copy of what it had then failed twice; run \
-                 the step again"
-            )));
-        }
-        away.check()?;
+        away.check_bytes(id)?;
         let load = self.streams.with_default_of(Some(device), || self.load(away, raw, address))??;
         entry.keep(load);
         Ok(())

@@ -3,13 +3,13 @@
 //! A site that was only asked to offload everything causes no measurements and no driver calls.
 
 use glake_device::Stream;
-use glake_offload::{ItemId, Pack, PlanError, Preset, Request, ScopeId, Verdict};
+use glake_offload::{ItemId, Pack, PlanError, Preset, Request, ScopeId, UseOrders, UsePhase, Uses, Verdict};
 use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::sites::{Asked, LEARNED, PackedItem, Planned, Spare, Timed};
 use super::timer::Measures;
-use super::{Offload, Position};
+use super::{Offload, Position, StreamedPlace};
 
 /// Relative change of a rate, or of the host's room, after which plans are made again. For a rate that fell, and in the first passes for
 /// one that rose, the smaller threshold applies: a link slower than planned delays everything behind it.
@@ -231,6 +231,32 @@ impl Offload {
             self.ended(&mut planned);
         }
         Ok(())
+    }
+
+    /// Sets the streamed weights of a site's program, which are all away. Earlier ones are forgotten.
+    ///
+    /// # Errors
+    /// [`ProcessError::Refused`] if the site does not exist.
+    pub fn set_streamed(&self, site: u64, places: Vec<StreamedPlace>) -> Result<()> {
+        self.sites.of(site)?.lock().uses = Uses::new(places);
+        Ok(())
+    }
+
+    /// Records the use of a streamed weight, and returns the weights to move. `is_first`: a new forward begins with it, before which the
+    /// caller has freed all copies on the GPU.
+    ///
+    /// # Errors
+    /// [`ProcessError::Refused`] if the site does not exist or has no such weight.
+    pub fn used(&self, site: u64, place: usize, phase: UsePhase, is_first: bool) -> Result<UseOrders> {
+        let known = self.sites.of(site)?;
+        let mut planned = known.lock();
+        let places = planned.uses.len();
+        if place >= places {
+            return Err(ProcessError::invalid(format!(
+                "the weight {place} was used of a site that streams {places}: set the streamed weights first"
+            )));
+        }
+        Ok(planned.uses.used(place, phase, is_first))
     }
 
     /// Begins a pass: evaluates the measurements of earlier passes and sets its limits.

@@ -123,6 +123,16 @@ impl Queue {
         Ok(self.stream.wait_for(event.id())?)
     }
 
+    /// Returns an event behind the copies enqueued so far.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub(super) fn mark(&mut self) -> Result<Arc<OwnedEvent>> {
+        let event = self.event()?;
+        event.record(self.on.raw)?;
+        Ok(event)
+    }
+
     /// Enqueues a copy from the host after the copy out and the work on a stream of the program so far. Returns its number too.
     ///
     /// # Errors

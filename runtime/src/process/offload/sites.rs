@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use glake_device::DeviceId;
-use glake_offload::{ItemId, Links, Plan, PlanError, Preset, Request, Site, Verdict};
+use glake_offload::{ItemId, Links, Plan, PlanError, Preset, Request, Site, Uses, Verdict};
 use glake_units::Bytes;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -86,6 +86,8 @@ pub(super) struct Planned {
     pub(super) least: Bytes,
     /// Number of passes after which the measurements are looked at again.
     pub(super) due: u64,
+    /// Streamed weights of the program.
+    pub(super) uses: Uses,
 }
 
 /// Schedule of a site's further checks: in the pass after a new plan, unless the last check was recent, because everything that such a pass
@@ -280,6 +282,7 @@ impl Planned {
             most_spare: Spare::MOST,
             least: Bytes::ZERO,
             due: 0,
+            uses: Uses::new(Vec::new()),
         }
     }
 

@@ -59,7 +59,8 @@ impl Arbiter {
         let (ledger, overview) = (&self.ledger, Overview::of(self));
         for (gpu, held) in &ledger.gpus {
             let account = overview.gpus[gpu];
-            let shares = overview.workers.values().flatten().filter(|share| share.gpu == *gpu);
+            let shares =
+                overview.workers.values().flat_map(|of| &of.shares).filter(|share| share.gpu == *gpu);
             let sum: Bytes =
                 shares.map(|of| of.floor.saturating_add(of.lease).saturating_add(of.overrun)).sum();
             assert_eq!(sum.saturating_add(account.reclaiming), account.claimed, "the sum of GPU {gpu}");

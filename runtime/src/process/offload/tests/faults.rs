@@ -91,6 +91,35 @@ fn pass(scene: &Scene, held: &mut Held) -> Result<()> {
     Ok(())
 }
 
+/// Reserved memory: the host fills it, a block has it, something writes to the block, which is stored. If a store fails the block has the
+/// bytes.
+fn stores(scene: &Scene, held: &mut Held) -> Result<()> {
+    let size = Bytes::mib(9);
+    let id = scene.offload.reserve(0, size)?;
+    held.ids.push(id);
+    let written = Written { address: scene.offload.host_address(id)?, size, seed: 6, skipped: 0 };
+    scene.write_on(scene.own, written, NONE);
+    let mut now = written;
+    for seed in [7, 8] {
+        let block = Written { address: scene.malloc_on(scene.own, size)?, size, ..now };
+        held.blocks.push(block.address);
+        scene.offload.begin_reload(id, scene.own, block.address)?;
+        scene.offload.wait_reload(id, scene.own)?;
+        scene.check_on(scene.own, block, US(10));
+        let changed = Written { seed, ..block };
+        scene.write_on(scene.own, changed, US(10));
+        held.intact.push(changed);
+        scene.offload.store(id, scene.own, changed.address)?;
+        held.intact.pop();
+        held.blocks.pop();
+        scene.free(block.address);
+        now = changed;
+    }
+    scene.offload.host_address(id)?;
+    scene.check_on(scene.own, Written { address: written.address, ..now }, NONE);
+    Ok(())
+}
+
 /// Each call fails once, or one in so many of them.
 fn fails(error: Injected, one_in: usize, step: fn(&Scene, &mut Held) -> Result<()>) {
     for n in (1..).step_by(one_in) {
@@ -115,7 +144,7 @@ fn fails(error: Injected, one_in: usize, step: fn(&Scene, &mut Held) -> Result<(
         again.site.into_iter().for_each(|site| scene.offload.release_site(site).unwrap());
         scene.end();
         if injected == 0 {
-            assert!(answer.is_ok() && n > 60, "{n} calls");
+            assert!(answer.is_ok() && n > 30, "{n} calls");
             return;
         }
     }
@@ -125,6 +154,7 @@ fn fails(error: Injected, one_in: usize, step: fn(&Scene, &mut Held) -> Result<(
 fn a_call_that_fails_loses_nothing() {
     fails(Injected::Failed(999), 1, step);
     fails(Injected::Failed(999), 1, pass);
+    fails(Injected::Failed(999), 1, stores);
 }
 
 #[test]
@@ -132,11 +162,12 @@ fn soak_a_call_that_has_no_memory_loses_nothing() {
     let one_in = if std::env::var_os("GLAKE_SOAK").is_some() { 1 } else { 3 };
     fails(Injected::OutOfMemory, one_in, step);
     fails(Injected::OutOfMemory, one_in, pass);
+    fails(Injected::OutOfMemory, one_in, stores);
 }
 
 #[test]
 fn a_lost_device_is_told_of_and_books_go_on() {
-    for (n, step) in (1..200).step_by(7).zip([step, pass].into_iter().cycle()) {
+    for (n, step) in (1..200).step_by(7).zip([step, pass, stores].into_iter().cycle()) {
         let scene = Scene::new();
         scene.faults.set(&[Fault { verb: None, when: When::From(n), error: Injected::Sticky(700) }]);
         let mut held = Held::default();

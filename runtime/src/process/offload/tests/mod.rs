@@ -7,6 +7,7 @@ mod faults;
 mod links;
 mod programs;
 mod refusals;
+mod reserved;
 
 use std::sync::Arc;
 use std::time::Duration;

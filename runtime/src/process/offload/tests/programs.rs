@@ -33,6 +33,12 @@ enum Op {
     Again { site: u64 },
     NoHost,
     Host,
+    Reserve { kib: u64 },
+    HostWrite { which: usize },
+    HostRead { which: usize },
+    Load { which: usize },
+    Store { which: usize, block: usize },
+    GiveBack { which: usize },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -59,6 +65,12 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (1..3u64).prop_map(|site| Op::Again { site }),
         1 => Just(Op::NoHost),
         2 => Just(Op::Host),
+        2 => (1..6000u64).prop_map(|kib| Op::Reserve { kib }),
+        1 => any().prop_map(|which| Op::HostWrite { which }),
+        1 => any().prop_map(|which| Op::HostRead { which }),
+        4 => any().prop_map(|which| Op::Load { which }),
+        2 => (any(), any()).prop_map(|(which, block)| Op::Store { which, block }),
+        1 => any().prop_map(|which| Op::GiveBack { which }),
     ]
 }
 
@@ -85,8 +97,16 @@ struct Packed {
     checked: Option<(Address, SaveId)>,
 }
 
+/// Reserved host memory, and the bytes that it has, at their own address.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    id: u64,
+    written: Written,
+}
+
 struct Run {
     scene: Scene,
+    places: Vec<Place>,
     blocks: Vec<Block>,
     packed: Vec<Packed>,
     seed: u64,
@@ -199,8 +219,53 @@ impl Run {
         self.scene.check_on(self.scene.own, Written { address, ..written }, US(3));
     }
 
+    fn reserve(&mut self, size: Bytes) {
+        let id = match self.scene.offload.reserve(0, size) {
+            Ok(id) => id,
+            Err(ProcessError::Host(error)) if error.is_shortage() => return,
+            Err(error) => panic!("{error}"),
+        };
+        let address = self.scene.offload.host_address(id).unwrap();
+        self.places.push(Place { id, written: Written { address, size, seed: 0, skipped: 0 } });
+        self.host_writes(self.places.len() - 1);
+    }
+
+    /// The host writes to reserved memory once its copies have ended.
+    fn host_writes(&mut self, which: usize) {
+        self.seed += 1;
+        let Place { id, written: Written { address, size, .. } } = self.places[which];
+        assert_eq!(self.scene.offload.host_address(id).unwrap(), address);
+        let written = Written { address, size, seed: self.seed, skipped: 0 };
+        self.scene.write_on(self.scene.own, written, NONE);
+        self.places[which].written = written;
+    }
+
+    /// The host reads reserved memory once its copies have ended.
+    fn host_reads(&self, Place { id, written }: Place) {
+        assert_eq!(self.scene.offload.host_address(id).unwrap(), written.address);
+        self.scene.check_on(self.scene.own, written, NONE);
+    }
+
+    fn load(&mut self, which: usize) {
+        let Place { id, written } = self.places[which];
+        let Some(index) = self.malloc(written.size) else { return };
+        let address = self.blocks[index].address;
+        self.scene.offload.reload(id, self.scene.own, address).unwrap();
+        self.blocks[index].written = Some(Written { address, ..written });
+        self.check(index);
+    }
+
+    fn store(&mut self, which: usize, block: usize) {
+        let (place, Block { address, written, .. }) = (self.places[which], self.blocks[block]);
+        let Some(written) = written.filter(|written| written.size >= place.written.size) else { return };
+        self.scene.offload.store(place.id, self.scene.own, address).unwrap();
+        self.blocks[block].is_read = true;
+        let Place { written: Written { address, size, .. }, .. } = place;
+        self.places[which].written = Written { address, size, ..written };
+    }
+
     fn apply(&mut self, op: &Op) {
-        let (blocks, packed) = (self.blocks.len(), self.packed.len());
+        let (blocks, packed, places) = (self.blocks.len(), self.packed.len(), self.places.len());
         match *op {
             Op::Malloc { kib } => drop(self.malloc(Bytes::kib(kib))),
             Op::Write { which } if blocks > 0 => self.write(which % blocks),
@@ -246,15 +311,29 @@ impl Run {
                 }
             }
             Op::Host => self.host.clear(),
+            Op::Reserve { kib } => self.reserve(Bytes::kib(kib)),
+            Op::HostWrite { which } if places > 0 => self.host_writes(which % places),
+            Op::HostRead { which } if places > 0 => self.host_reads(self.places[which % places]),
+            Op::Load { which } if places > 0 => self.load(which % places),
+            Op::Store { which, block } if places > 0 && blocks > 0 => {
+                self.store(which % places, block % blocks)
+            }
+            Op::GiveBack { which } if places > 0 => {
+                let Place { id, .. } = self.places.swap_remove(which % places);
+                self.scene.offload.release(id).unwrap();
+            }
             _ => {}
         }
         self.scene.pool().check().unwrap_or_else(|broken| panic!("{broken}"));
-        assert_eq!(self.scene.stats().entries, self.packed.len() as u64);
+        assert_eq!(self.scene.stats().entries, (self.packed.len() + self.places.len()) as u64);
     }
 
     /// Most of what there is goes.
     fn pass_ends(&mut self) {
         for Packed { id, .. } in self.packed.split_off(self.packed.len().min(2)) {
+            self.scene.offload.release(id).unwrap();
+        }
+        for Place { id, .. } in self.places.split_off(self.places.len().min(4)) {
             self.scene.offload.release(id).unwrap();
         }
         while self.blocks.len() > 2 {
@@ -269,6 +348,11 @@ impl Run {
         (0..self.packed.len()).for_each(|which| self.wait(which));
         (0..self.blocks.len()).for_each(|index| self.check(index));
         for Packed { id, .. } in std::mem::take(&mut self.packed) {
+            self.scene.offload.release(id).unwrap();
+        }
+        self.places.iter().for_each(|place| self.host_reads(*place));
+        self.scene.run_dry();
+        for Place { id, .. } in std::mem::take(&mut self.places) {
             self.scene.offload.release(id).unwrap();
         }
         while !self.blocks.is_empty() {
@@ -292,8 +376,8 @@ impl Run {
     /// On a process whose host memory has an end.
     fn new() -> Run {
         let scene = Scene::with(|config| config.tiers.host_budget = Some(Bytes::mib(384)));
-        let (blocks, packed, changed, host) = Default::default();
-        Run { scene, blocks, packed, seed: 0, changed, host }
+        let (places, blocks, packed, changed, host) = Default::default();
+        Run { scene, places, blocks, packed, seed: 0, changed, host }
     }
 }
 

@@ -1,0 +1,76 @@
+"""Methods of modules whose weights stream: moves leave them where they are, and merged adapters write to them on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ._parts import parts
+from ._uses import uses
+from ._weights import Weights, live
+
+# Names of a layer's methods that write to the weight of the layer that it wraps, as of peft's layers.
+_WRITING = ("merge", "unmerge")
+
+
+def keep_in_place(model: Any, weights: Weights) -> None:
+    """Makes moves of a model, as by ``model.to("cuda")``, leave its streamed parameters, and DistributedDataParallel ignore them."""
+    for module in {id(part.module()): part.module() for place in weights.places for part in place.parts}.values():
+        if module is not None and not isinstance(vars(module).get("_apply"), _Apply):
+            module._apply = _Apply(module, "_apply")
+    for module in parts(model):
+        if "base_layer" in module._modules:
+            for name in _WRITING:
+                if callable(getattr(type(module), name, None)) and not isinstance(vars(module).get(name), _Writes):
+                    setattr(module, name, _Writes(module, name))
+    names = [name for name, parameter in model.named_parameters() if weights.is_streamed(parameter)]
+    # DistributedDataParallel refuses parameters of several kinds of devices; these are frozen, and the same on each rank.
+    ignored = [name for name in getattr(model, "_ddp_params_and_buffers_to_ignore", ()) if name not in names]
+    model._ddp_params_and_buffers_to_ignore = ignored + names
+
+
+class _Method:
+    """A method of one module in place of its class's. A copy of the module has one of its own."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self._module, self._name = module, name
+
+    def plain(self, *args: Any, **named: Any) -> Any:
+        return getattr(type(self._module), self._name)(self._module, *args, **named)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self)(memo[id(self._module)], self._name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._module, self._name)
+
+
+class _Writes(_Method):
+    """A method that writes to weights of the module's parts, on the GPU."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        with uses(self._module, writes=True):
+            return self.plain(*args, **named)
+
+
+class _Apply(_Method):
+    """The method ``_apply`` of a module whose parameters stream."""
+
+    def __call__(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        own = self._module._parameters
+        left = {name: parameter for name, parameter in own.items() if parameter is not None and _stays(parameter, fn)}
+        order = list(own)
+        try:
+            own.update(dict.fromkeys(left))
+            return self.plain(fn, recurse)
+        finally:
+            own.update({name: left[name] for name in order if name in left})
+
+
+def _stays(parameter: Any, fn: Callable[[Any], Any]) -> bool:
+    """Whether a parameter streams, and a move only names another device."""
+    if not any(weights.is_streamed(parameter) for weights in live()):
+        return False
+    empty = parameter.detach().new_empty(0)
+    moved = fn(empty)
+    return bool(moved.dtype == empty.dtype and moved.device.type != "meta" and not moved.is_sparse)

@@ -1,0 +1,265 @@
+"""A place: the frozen parameters of one module, with their bytes in reserved host memory while they are away from the GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import weakref
+from typing import Any
+
+from .. import _library
+from ._memory import Memory
+from ._saved import ALIGNMENT, Saved
+
+_logger = logging.getLogger("glake")
+
+
+class Part:
+    """A parameter of a place."""
+
+    __slots__ = ("__weakref__", "dtype", "home", "module", "name", "nbytes", "offset", "parameter", "size", "stride", "version")
+
+    def __init__(self, module: Any, name: str, parameter: Any, offset: int) -> None:
+        self.module, self.name, self.parameter = weakref.ref(module), name, weakref.ref(parameter)
+        self.offset, self.dtype, self.nbytes = offset, parameter.dtype, parameter.numel() * parameter.element_size()
+        self.size, self.stride = parameter.size(), parameter.stride()
+        # Host tensor over its bytes, and its version when its bytes there and on the GPU were last the same.
+        self.home: Any = None
+        self.version = 0
+
+    def view(self, storage: Any, kind: Any) -> Any:
+        """Returns the parameter's bytes in a storage of a place, as a tensor like an empty one of the device."""
+        return kind.new_empty(0, dtype=self.dtype).set_(storage, self.offset // self.dtype.itemsize, self.size, self.stride)
+
+
+class Place:
+    """Parameters that come to the GPU together, and leave together. While they are away, each is a host tensor over reserved memory.
+
+    ::
+
+        home ──begin──► home, with a copy ──show──► on the GPU ──hide──► home, with a copy ──free──► home
+    """
+
+    def __init__(
+        self, memory: Memory, copies: dict[int, Place], like: Any, index: int, block: int, owned: list[tuple[Any, str, Any]]
+    ) -> None:
+        self.block, self.parts, self.nbytes = block, [], 0
+        for module, name, parameter in owned:
+            part = Part(module, name, parameter, self.nbytes)
+            self.parts.append(part)
+            self.nbytes = _aligned(part.offset + part.nbytes)
+        self._memory, self._like, self._index = memory, like, index
+        # Places by the storage of their copy: of those alone, as another may have the number of one that is freed.
+        self._copies = copies
+        self.packed: Any = None
+        # Storage of the copy on the GPU, the stream of its memory, and the streams that waited for it.
+        self.copy: Any = None
+        self._address, self._stream = 0, 0
+        self._waited: set[int] = set()
+        self.is_shown = False
+        # Number of blocks of code that rely on it.
+        self.pins = 0
+        # Bytes that went back to the host.
+        self.stored = 0
+        # Whether the copy is written without a version, by code that says so.
+        self.is_written = False
+
+    def reserve(self) -> None:
+        """Reserves the host memory.
+
+        Raises:
+            glake.OutOfMemoryError: there is none.
+        """
+        import torch
+
+        packed = _library.api().offload_reserve(self._index, self.nbytes)
+        start = packed.host()
+        for part in self.parts:
+            # A storage each: what is saved of one is not saved of all.
+            buffer: Any = (ctypes.c_ubyte * part.nbytes).from_address(start + part.offset)
+            # Host tensors may live longer than the place.
+            buffer.packed = packed
+            storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+            part.home = torch.empty(0, dtype=part.dtype, device="cpu").set_(storage, 0, part.size, part.stride)
+        self.packed = packed
+
+    def settle(self, part: Part, parameter: Any) -> None:
+        """Makes a host tensor of reserved memory of a parameter, whose bytes are there."""
+        part.parameter, part.version = weakref.ref(parameter), parameter._version
+        parameter.data = part.home
+
+    def begin(self) -> None:
+        """Begins the copy to memory of the current stream, unless there is one."""
+        if self.copy is not None:
+            return
+        copy, address = self._memory.take(self._like, self.nbytes)
+        self._stream = self._memory.stream(self._like)
+        for part in self.parts:
+            parameter = part.parameter()
+            part.version = 0 if parameter is None else parameter._version
+        self.packed.begin(self._stream, address)
+        self.copy, self._address = copy, address
+        self._copies[copy._cdata] = self
+        self._waited.clear()
+
+    def show(self) -> None:
+        """Sets the parameters to the copy, for the current stream."""
+        self._adopt()
+        if not self.is_shown and self.copy is not None and any(self._is_written(part) for part in self.parts):
+            # Written by the host since.
+            self.free()
+        self.begin()
+        stream = self._memory.stream(self._like)
+        if stream not in self._waited:
+            self._memory.wait(self.packed, stream)
+            if stream != self._stream:
+                self._memory.use(self._like, self.copy)
+            self._waited.add(stream)
+        if self.is_shown:
+            return
+        self.is_shown = True
+        for part in self.parts:
+            parameter = part.parameter()
+            if parameter is not None and parameter.data_ptr() == part.home.data_ptr():
+                parameter.data = part.view(self.copy, self._like)
+
+    def hide(self) -> None:
+        """Sets the parameters to their host tensors. A copy that was written is stored before: the call waits for it then.
+
+        Raises:
+            glake.Error: the store failed. The parameters stay on the GPU.
+        """
+        if not self.is_shown:
+            return
+        self._adopt()
+        if self.is_shown:
+            self._store(self.parts)
+            self.is_shown = False
+
+    def free(self) -> None:
+        """Frees the copy of hidden parameters."""
+        if not self.is_shown and self.copy is not None:
+            self._copies.pop(self.copy._cdata, None)
+            self.copy = None
+
+    def stay(self) -> None:
+        """Leaves the parameters on the GPU for good, and releases the host memory."""
+        self.show()
+        self._copies.pop(self.copy._cdata, None)
+        # The parameters hold it.
+        self.packed = self.copy = None
+        for part in self.parts:
+            parameter, part.home = part.parameter(), None
+            if parameter is not None and parameter.device != self._like.device:
+                parameter.data = parameter.data.to(self._like.device)
+
+    def go(self) -> None:
+        """Turns hidden parameters into ordinary host tensors, and releases the reserved memory once nothing refers to it."""
+        self.free()
+        # Copies in may still read it, and the program may write.
+        self.packed.host()
+        for part in self.parts:
+            parameter = part.parameter()
+            if parameter is not None and parameter.data_ptr() == part.home.data_ptr():
+                parameter.data = part.home.clone()
+            part.home = None
+        self.packed = None
+
+    def forget(self) -> None:
+        """Leaves the parameters without elements, in a process that does not have their memory."""
+        for part in self.parts if self.packed is not None else ():
+            parameter = part.parameter()
+            if parameter is not None:
+                parameter.data = part.home.new_empty(0)
+
+    def storage(self) -> Any:
+        """Returns a storage on the GPU with the bytes of a place that streams no more."""
+        copy, _ = self._memory.take(self._like, self.nbytes)
+        for part in self.parts:
+            parameter = part.parameter()
+            if parameter is not None:
+                part.view(copy, self._like).copy_(parameter.detach())
+        return copy
+
+    def is_foreign(self) -> bool:
+        """Whether the program has given a parameter of a shown place another type or other sizes."""
+        known = ((part, part.parameter()) for part in self.parts)
+        return any(parameter is not None and parameter.data_ptr() != self._address + part.offset for part, parameter in known)
+
+    def is_trained(self) -> bool:
+        """Whether one of the parameters was unfrozen."""
+        return any(parameter is not None and parameter.requires_grad for parameter in (part.parameter() for part in self.parts))
+
+    def _is_written(self, part: Part) -> bool:
+        parameter = part.parameter()
+        return parameter is not None and bool(parameter._version != part.version)
+
+    def _adopt(self) -> None:
+        """Moves the bytes of parameters that the program has given other memory, or replaced, to their places."""
+        for part in self.parts:
+            module, parameter = part.module(), part.parameter()
+            now = None if module is None else module._parameters.get(part.name)
+            if now is not None and now is not parameter and _may_replace(now, part):
+                parameter = now
+            if parameter is None:
+                continue
+            expected = self._address + part.offset if self.is_shown else part.home.data_ptr()
+            if parameter.data_ptr() == expected or not _may_replace(parameter, part):
+                part.parameter = weakref.ref(parameter)
+                continue
+            # The copy is of what it had before.
+            shown, self.is_shown = self.is_shown, False
+            if shown:
+                self._store([other for other in self.parts if other is not part])
+            self.free()
+            self.packed.host()
+            part.home.copy_(parameter.detach())
+            self.settle(part, parameter)
+
+    def _store(self, which: list[Part]) -> None:
+        """Sets shown parameters to their host tensors, with the bytes that they have."""
+        if self.is_written or any(self._is_written(part) for part in which):
+            self.packed.store(self._memory.stream(self._like), self._address)
+            self.packed.host()
+            self.stored += self.nbytes
+            self.is_written = False
+        for part in which:
+            parameter = part.parameter()
+            if parameter is not None and parameter.data_ptr() == self._address + part.offset:
+                self.settle(part, parameter)
+
+
+def _may_replace(parameter: Any, part: Part) -> bool:
+    """Whether a parameter's values can take a part's place."""
+    import torch
+
+    is_plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided and parameter.device.type != "meta"
+    return is_plain and parameter.dtype == part.dtype and parameter.size() == part.size
+
+
+def _aligned(size: int) -> int:
+    return math.ceil(size / ALIGNMENT) * ALIGNMENT
+
+
+class Streamed(Saved):
+    """A saved tensor in a place: the parameter or a view of it. Nothing is copied; it comes back with its place."""
+
+    __slots__ = ("_dtype", "_offset", "_place", "_reach", "_size", "_stride")
+
+    def __init__(self, tensor: Any, place: Place, reach: Any, like: Any) -> None:
+        alias = tensor.detach()
+        alias.data = like.new_empty(0, dtype=tensor.dtype)
+        Saved.__init__(self, tensor, alias, tensor.grad_fn)
+        # Function that makes the place come, and returns its storage.
+        self._place, self._reach = place, reach
+        self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
+        self._size, self._stride = tensor.size(), tensor.stride()
+
+    def read(self) -> Any:
+        if not self.is_intact():
+            raise self._modified(list(self._size))
+        storage = self._reach(self._place)
+        found = self._alias.detach()
+        found.data = found.new_empty(0).set_(storage, self._offset, self._size, self._stride)
+        return found

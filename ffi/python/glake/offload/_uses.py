@@ -1,0 +1,40 @@
+"""Uses of streamed weights by functions that do not call their modules."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ._weights import Weights, live
+
+
+class uses:
+    """Context manager for functions that read the weights of a module without calling it: ``module``'s frozen weights are on the GPU within
+    the block, its parts' included::
+
+        with glake.offload.uses(embedding):
+            logits = torch.nn.functional.linear(hidden, embedding.weight)
+
+    It does nothing for modules whose weights do not stream.
+
+    Args:
+        module: the module with the weights.
+        writes: whether the block writes to them through ``.data``, which nothing counts: they are stored when it ends.
+    """
+
+    def __init__(self, module: Any, *, writes: bool = False) -> None:
+        self._module, self._writes = module, writes
+        self._pinned: list[tuple[Weights, list[int], Any]] = []
+
+    def __enter__(self) -> uses:
+        for weights in live():
+            if numbers := weights.pin(self._module, self._writes):
+                self._pinned.append((weights, numbers, weights.push()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pinned, self._pinned = self._pinned, []
+        for weights, numbers, hooks in reversed(pinned):
+            if hooks is not None:
+                hooks.__exit__()
+            weights.unpin(numbers)
