@@ -132,8 +132,10 @@ class OfWeights(OfTorch):
         chosen = spread(stream, len(found.blocks))
         kept = found.nbytes - sum(found.blocks[number].nbytes for number in chosen)
         room = budget or (found.fixed + kept + beside(found, chosen)) * 4 // 3 + 16
+        # A model of few blocks would stay: with the window it has all of them on the GPU.
+        step = 1 << 50 if stream == len(found.blocks) and budget is None else room // 4
         weights = None if before is None else before._packer.weights
-        handle._packer.weights = place(model, handle._packer.site, self.memory, 0, room, least, True, room // 4, load, weights)
+        handle._packer.weights = place(model, handle._packer.site, self.memory, 0, room, least, True, step, load, weights)
         if before is not None:
             before._packer.weights = None
         _take_off(model, handle)
@@ -176,6 +178,7 @@ class OfWeights(OfTorch):
         found = self.train(model, **how)
         self.equal(found, plain)
         told = self.told(handle)
+        self.assertRegex(str(handle.report()), r"weights: \d+ blocks on the GPU \(.*\), \d+ blocks stream \(.*\); in .*, out 0 B; \d+ of \d+ uses")
         handle.remove()
         for parameter, now in zip(model.parameters(), plain[1]):
             self.assertTrue(torch.equal(parameter, now), "removed")
@@ -701,8 +704,14 @@ class Faults(OfWeights):
         model = self.model()
         handle = self.offload(model)
         self.train(model, 1)
-        del model, handle
+        weight = model.blocks[0].up.base.weight
+        expected = weight.detach().clone()
+        del model
         gc.collect()
+        self.assertEqual(glake.offload.report()["entries"], 1, "a weight that the program keeps")
+        self.assertTrue(torch.equal(weight, expected))
+        self.assertEqual(self.told(handle)["streamed_bytes"], 0)
+        del weight
 
 
 if __name__ == "__main__":

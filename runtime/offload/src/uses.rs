@@ -75,6 +75,7 @@ pub struct Uses {
     used: Vec<usize>,
     expected: u64,
     demanded: u64,
+    begun: Bytes,
 }
 
 impl Uses {
@@ -96,6 +97,7 @@ impl Uses {
             used: Vec::new(),
             expected: 0,
             demanded: 0,
+            begun: Bytes::ZERO,
         }
     }
 
@@ -149,6 +151,8 @@ impl Uses {
                 begin.push(other);
             }
         }
+        let begun: Bytes = begin.iter().map(|place| self.places[*place].bytes).sum();
+        self.begun = self.begun.saturating_add(begun);
         UseOrders { leave, begin }
     }
 
@@ -225,6 +229,11 @@ impl Uses {
     /// Returns the maximum bytes that come ahead of the block in use.
     pub fn window(&self) -> Bytes {
         self.window
+    }
+
+    /// Returns the bytes of all copies that were begun.
+    pub fn begun(&self) -> Bytes {
+        self.begun
     }
 
     /// Returns the number of uses whose place was on the GPU or on its way, and of those served on demand.

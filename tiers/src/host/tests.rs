@@ -320,16 +320,22 @@ fn a_host_that_has_not_so_much_is_asked_for_nothing() {
 #[test]
 fn whether_there_is_room_is_said_without_pinning() {
     let fixture = fixture(ARENA);
-    fixture.pool.has_room(ARENA).unwrap();
-    assert!(matches!(fixture.pool.has_room(Bytes::mib(5)), Err(HostError::OverBudget { .. })));
+    fixture.pool.has_room(ARENA, Bytes::ZERO).unwrap();
+    assert!(matches!(fixture.pool.has_room(Bytes::mib(5), Bytes::ZERO), Err(HostError::OverBudget { .. })));
     assert_eq!(fixture.pins(), 0);
     let block = fixture.take(ONE);
     // What is free of what is pinned counts.
-    fixture.pool.has_room(Bytes::mib(3)).unwrap();
-    assert!(matches!(fixture.pool.has_room(ARENA), Err(HostError::OverBudget { .. })));
+    fixture.pool.has_room(Bytes::mib(3), Bytes::ZERO).unwrap();
+    assert!(matches!(fixture.pool.has_room(ARENA, Bytes::ZERO), Err(HostError::OverBudget { .. })));
     drop(block);
     let endless = self::fixture(Bytes::MAX);
-    assert!(matches!(endless.pool.has_room(Bytes::new(1 << 60)), Err(HostError::Exhausted { .. })));
+    assert!(matches!(
+        endless.pool.has_room(Bytes::new(1 << 60), Bytes::ZERO),
+        Err(HostError::Exhausted { .. })
+    ));
+    // Of what the process itself frees meanwhile the host has enough; the budget counts all of it.
+    endless.pool.has_room(Bytes::new(1 << 60), Bytes::new(1 << 60)).unwrap();
+    assert!(matches!(fixture.pool.has_room(Bytes::mib(5), ARENA), Err(HostError::OverBudget { .. })));
     assert_eq!((fixture.pins(), endless.pins()), (1, 0));
     endless.end();
     fixture.end();
@@ -379,10 +385,10 @@ fn pools_of_one_budget_pin_no_more_than_it_together() {
         error => panic!("{error}"),
     }
     assert!(other.prepare(Bytes::mib(2)).unwrap_err().is_shortage());
-    assert!(other.has_room(Bytes::mib(2)).unwrap_err().is_shortage());
+    assert!(other.has_room(Bytes::mib(2), Bytes::ZERO).unwrap_err().is_shortage());
     // What the one has free, the other can have.
     drop(blocks);
-    other.has_room(Bytes::mib(8)).unwrap();
+    other.has_room(Bytes::mib(8), Bytes::ZERO).unwrap();
     let block = other.take(Bytes::mib(2)).unwrap();
     assert!(pinned(&[&one, &other]) <= Bytes::mib(8));
     other.prepare(Bytes::mib(6)).unwrap();

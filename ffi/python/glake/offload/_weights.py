@@ -67,7 +67,7 @@ class Weights:
 
     def begin(self, model: Any, above: list[Any]) -> None:
         """Begins to stream. ``above``: the modules whose forwards may use the places of several of their parts, the outermost first."""
-        self._model, self._registered = weakref.ref(model), _watch()
+        self._model, self._registered = weakref.ref(model, functools.partial(_ends, weakref.ref(self))), _watch()
         for handle in self._handles:
             handle.remove()
         self._handles, self._is_first = [], True
@@ -450,6 +450,15 @@ def _ended(weights: weakref.ref[Weights], task: int) -> None:
     known = weights()
     if known is not None:
         known.ended(task)
+
+
+def _ends(weights: weakref.ref[Weights], _model: Any) -> None:
+    """Releases the host memory of a model that is gone, although its handle is not."""
+    known = weights()
+    if known is not None:
+        known.places = []
+        known._by_id.clear()
+        known.copies.clear()
 
 
 def _tell_of_devices(error: BaseException | None) -> None:

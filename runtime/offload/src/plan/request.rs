@@ -117,6 +117,25 @@ impl Links {
         self
     }
 
+    /// Reduces the rates into the GPU by the share of the time in which other copies take the link, as those of streamed weights do. At least
+    /// a tenth is left.
+    ///
+    /// ```
+    /// use glake_offload::Links;
+    /// use glake_units::Bandwidth;
+    ///
+    /// let links = Links::new(Bandwidth(55.0), Bandwidth(50.0)).shared(0.25);
+    /// assert_eq!((links.out, links.into), (Bandwidth(55.0), Bandwidth(37.5)));
+    /// assert_eq!(links.shared(2.0).into, Bandwidth(3.75));
+    /// ```
+    #[must_use]
+    pub fn shared(mut self, taken: f64) -> Self {
+        let left = (1.0 - taken).clamp(0.1, 1.0);
+        self.into.0 *= left;
+        self.into_at_once.0 *= left;
+        self
+    }
+
     pub(super) fn check(&self) -> Result<(), PlanError> {
         let rates = [
             ("out of", self.out),

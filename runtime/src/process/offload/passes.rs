@@ -318,7 +318,7 @@ impl Offload {
         let (links, all_links) = self.measures.links(asked.device, &self.queues);
         planned.all_links = all_links;
         let before = *planned.site.request();
-        let links = if planned.was_checked() { before.links } else { links };
+        let links = if planned.was_checked() { before.links } else { planned.beside_weights(links) };
         let host_room = self.host_room(asked).unwrap_or(before.host_room);
         let differs = |left: f64, right: f64| (left - right).abs() > CHANGED * right.abs();
         #[allow(clippy::cast_precision_loss)] // compared roughly
@@ -387,6 +387,7 @@ impl Offload {
                 planned.timed.truncate(4);
             }
         }
+        planned.note_streamed();
         let shapes = std::mem::take(&mut planned.shapes.current);
         let Some(asked) = planned.is_measured() else { return };
         let pool = self.measures.pool(asked.device);
@@ -446,7 +447,34 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use glake_offload::{Links, UsePhase, Uses};
+    use glake_units::{Bandwidth, Bytes};
+
+    use super::super::StreamedPlace;
     use super::super::sites::Sites;
+
+    #[test]
+    fn streamed_weights_leave_less_of_the_link_to_reloads() {
+        let sites = Sites::default();
+        let known = sites.of(sites.create()).unwrap();
+        let mut planned = known.lock();
+        let links = Links::new(Bandwidth(50.0), Bandwidth(40.0));
+        planned.uses =
+            Uses::new((0..4).map(|block| StreamedPlace { bytes: Bytes::new(100_000_000), block }).collect());
+        planned.real = Some((Duration::from_millis(20), Duration::ZERO));
+        planned.note_streamed();
+        assert_eq!(planned.beside_weights(links), links, "nothing came");
+        for place in 0..4 {
+            planned.uses.used(place, UsePhase::Forward, place == 0);
+        }
+        planned.note_streamed();
+        // 400 MB take half of a pass.
+        assert_eq!(planned.beside_weights(links), Links::new(Bandwidth(50.0), Bandwidth(20.0)));
+        planned.note_streamed();
+        assert_eq!(planned.beside_weights(links), links);
+    }
 
     #[test]
     fn numbers_of_sites_are_given_once() {

@@ -86,8 +86,10 @@ pub(super) struct Planned {
     pub(super) least: Bytes,
     /// Number of passes after which the measurements are looked at again.
     pub(super) due: u64,
-    /// Streamed weights of the program.
+    /// Streamed weights of the program; the bytes of their copies until the last pass ended, and in that pass.
     pub(super) uses: Uses,
+    pub(super) begun: Bytes,
+    pub(super) streamed: Bytes,
 }
 
 /// Schedule of a site's further checks: in the pass after a new plan, unless the last check was recent, because everything that such a pass
@@ -283,7 +285,26 @@ impl Planned {
             least: Bytes::ZERO,
             due: 0,
             uses: Uses::new(Vec::new()),
+            begun: Bytes::ZERO,
+            streamed: Bytes::ZERO,
         }
+    }
+
+    /// Notes the bytes of streamed weights that came in the pass that ends.
+    pub(super) fn note_streamed(&mut self) {
+        let begun = self.uses.begun();
+        self.streamed = begun.saturating_sub(std::mem::replace(&mut self.begun, begun));
+    }
+
+    /// Returns the links without the time in which copies of streamed weights take them, as in the last pass that was timed.
+    pub(super) fn beside_weights(&self, links: Links) -> Links {
+        let Some((total, _)) = self.real.filter(|(total, _)| !self.streamed.is_zero() && !total.is_zero())
+        else {
+            return links;
+        };
+        #[allow(clippy::cast_precision_loss)] // a share
+        let busy = self.streamed.get() as f64 / (links.into.0 * 1e9);
+        links.shared(busy / total.as_secs_f64())
     }
 
     /// Returns the goal if memory and times must be measured for it.
