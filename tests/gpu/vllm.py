@@ -169,7 +169,7 @@ class Rig:
         device = ["--device", f"sim:h200x4@{folder}/gpus"] if self.simulated else []
         log = open(folder / "agent.log", "wb")
         command = [self.glake, "serve", str(folder / "node.toml"), *device, "--logs", str(folder / "logs"), "--at-exit", "stop"]
-        agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        agent = self.agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         self.agent_environment = environment
         try:
             servers = [Server(8101), Server(8102)]
@@ -239,6 +239,27 @@ def two(rig, table, wanted):
             table.check(f"engine at {server.port}: the same tokens as alone", same, f"{rounds * REQUESTS} requests")
             table.check(f"engine at {server.port}: the same prefix hits", hits, f"{alone[server.port][1]}")
         woken(rig, table, a, b)
+        agent_lost(rig, table, (a, b), alone, tokens)
+
+
+def agent_lost(rig, table, servers, alone, tokens):
+    """The agent is killed while both engines answer, one of them parked."""
+    found = {}
+    threads = [threading.Thread(target=lambda server=server: found.update({server.port: answers(server, server.port, tokens)})) for server in servers]
+    for thread in threads:
+        thread.start()
+    before, until = parks(rig), time.monotonic() + 60
+    while parks(rig) == before and time.monotonic() < until:
+        time.sleep(0.05)
+    rig.agent.kill()
+    for thread in threads:
+        thread.join()
+    table.check("agent killed while engines are parked", all(found[server.port] == alone[server.port] for server in servers), "both answer as alone")
+    # Nobody else stops them now.
+    for server in servers:
+        for pid in set(processes(server.port).values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def woken(rig, table, a, b):

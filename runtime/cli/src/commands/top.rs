@@ -100,15 +100,16 @@ pub(super) fn run(
     }
     let text = |name: &str| environment.get(name).and_then(OsStr::to_str);
     let look = Look::from_variables(text("NO_COLOR"), text("TERM"), text("COLORTERM"));
-    let app = App::new(look);
-    if arguments.once {
-        return once(feed, app, environment, output);
+    let is_screen = look != Look::Ascii && stdout().is_terminal();
+    if !arguments.once && is_screen {
+        return watch(feed, App::new(look), interval);
     }
-    if look == Look::Ascii || !stdout().is_terminal() {
+    if !arguments.once {
         note("this is no terminal for a screen: one frame, as with --once (or --json for lines)");
-        return once(feed, app, environment, output);
     }
-    watch(feed, app, interval)
+    // A frame without colours tells memory apart by patterns.
+    let look = if look == Look::Ascii || output.has_colours() { look } else { Look::Hatched };
+    once(feed, App::new(look), environment, output)
 }
 
 /// Seconds of the clock, to which frames are added.

@@ -363,7 +363,7 @@ const WORDS: usize = 12;
 /// Returns the lines of the reasons for which a request waits.
 fn reasons(waiter: &Waiter, width: usize, most: usize) -> Vec<String> {
     match waiter.is_served {
-        true => vec!["has all of it: its memory is coming back".to_owned()],
+        true => wrapped(&format!("has all of it: {}", waiter.why), width.saturating_sub(REASONS), most),
         false => wrapped(&waiter.why, width.saturating_sub(REASONS), most),
     }
 }

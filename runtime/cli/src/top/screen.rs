@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, raise};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::{Pid, getpgid, getpgrp, getppid, getsid};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
@@ -107,8 +108,10 @@ impl Screen {
                 return Ok(Some(Input::Redraw));
             }
             let left = until.saturating_duration_since(Instant::now());
-            // The library would read a terminal that is gone again and again: it is waited for here.
-            if has_hung_up(&self.input, left.min(LOOK)) {
+            // The library would read a terminal that is gone again and again: it is waited for here. What it has read already comes first.
+            if has_hung_up(&self.input, Duration::ZERO)
+                || !event::poll(Duration::ZERO).unwrap_or(true) && has_hung_up(&self.input, left.min(LOOK))
+            {
                 return Ok(Some(Input::End));
             }
             match event::poll(Duration::ZERO) {
@@ -140,16 +143,21 @@ impl Screen {
         }
     }
 
-    /// Stops the program as Ctrl-Z does, until it is continued.
+    /// Stops the program as Ctrl-Z does, with the others of its job, until a shell continues it. Without such a shell it goes on.
     fn stop(&mut self) -> io::Result<()> {
+        if !has_shell() {
+            return Ok(());
+        }
         restore();
         // Not SIGTSTP, which this program handles.
-        raise(Signal::SIGSTOP).map_err(io::Error::from)?;
+        killpg(getpgrp(), Signal::SIGSTOP).map_err(io::Error::from)?;
         self.continues.store(false, Ordering::Relaxed);
         self.enter_again()
     }
 
     fn enter_again(&mut self) -> io::Result<()> {
+        // After a stop from outside the library takes the terminal for raw already.
+        let _ = disable_raw_mode();
         enter()?;
         // Not Terminal::clear, which asks the terminal for the cursor and waits for its answer.
         execute!(stdout(), Clear(ClearType::All))?;
@@ -162,6 +170,19 @@ impl Drop for Screen {
     fn drop(&mut self) {
         restore();
     }
+}
+
+/// Whether a shell can continue this process's job: the first process above it is of the same session.
+fn has_shell() -> bool {
+    let group = getpgrp();
+    let mut above = getppid();
+    while getpgid(Some(above)).is_ok_and(|of| of == group) {
+        let stat = std::fs::read_to_string(format!("/proc/{above}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse().ok());
+        let Some(parent) = parent else { return false };
+        above = Pid::from_raw(parent);
+    }
+    getsid(Some(above)).is_ok_and(|session| getsid(None) == Ok(session))
 }
 
 /// Waits for input, a signal or the time. Returns whether the terminal is gone.

@@ -197,7 +197,11 @@ fn waiter(request: &RequestRow, gpu_name: &dyn Fn(&str) -> String) -> Waiter {
         needs,
         granted,
         what,
-        why: format!("{got}{whom}{reason}"),
+        why: match (is_served, reason.is_empty()) {
+            (true, true) => "its memory is coming back".to_owned(),
+            (true, false) => reason,
+            (false, _) => format!("{got}{whom}{reason}"),
+        },
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -100,6 +100,8 @@ impl OnTerminal {
         let [input, output] = [(); 2].map(|()| Stdio::from(slave.try_clone().unwrap()));
         let mut top: Command = command(folder, &["top", "--interval", "0.1"]);
         top.env("TERM", "xterm-256color").stdin(input).stdout(output).stderr(Stdio::null());
+        // A job of its own, as a shell starts it.
+        top.process_group(0);
         OnTerminal { child: top.spawn().unwrap(), master: File::from(master), slave }
     }
 
