@@ -24,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::task::spawn_local;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::Agent;
 use crate::daemon::Daemon;
@@ -158,8 +158,14 @@ pub(crate) async fn serve(
         let (decisions, changes) = daemon.ask(|agent| agent.decisions(seen));
         let head = Snapshot { number: reading.number, missed, decisions, more: true, ..Snapshot::default() };
         connection.set_send_buffer(SEND_BUFFER.max(reading.frames.len() / 4))?;
-        connection.say(&head.frames().map_err(std::io::Error::other)?).await?;
-        connection.say(&reading.frames).await?;
+        let head = head.frames().map_err(std::io::Error::other)?;
+        let said = async {
+            connection.say(&head).await?;
+            connection.say(&reading.frames).await
+        };
+        // A client that reads nothing gives its seat to others.
+        let Ok(said) = timeout(Ask::TIMEOUT, said).await else { return Ok(()) };
+        said?;
         seen = changes;
         // Watchers of the same interval wait for the same slots.
         let next = (due / every + 1) * every;
@@ -218,7 +224,13 @@ impl Watch {
             }
             match self.socket.read(&mut self.bytes) {
                 Ok(0) => return newest.map_or(Err(ClientError::CommandResult), |whole| Ok(Some(whole))),
-                Ok(length) => self.frames.push(&self.bytes[..length]),
+                Ok(length) => {
+                    self.frames.push(&self.bytes[..length]);
+                    // Whoever reads more slowly than snapshots come shows the newest now and then.
+                    if newest.is_some() && Instant::now() >= until {
+                        return Ok(newest);
+                    }
+                }
                 Err(error) if is_for_now(&error) => {
                     let left = until.saturating_duration_since(Instant::now());
                     if newest.is_some() || !self.wait(left)? {
@@ -249,11 +261,12 @@ impl Watch {
         match answer {
             Answer::Snapshot(part) => {
                 let whole = match self.begun.take() {
-                    Some(mut begun) => {
+                    // Without its last part a snapshot is lost, and the next one begins.
+                    Some(mut begun) if begun.number == part.number => {
                         begun.append(part);
                         begun
                     }
-                    None => part,
+                    _ => part,
                 };
                 if whole.more {
                     self.begun = Some(whole);
