@@ -363,7 +363,7 @@ impl Agent {
         let gpus: Vec<GpuId> = gpus.collect();
         self.to_measure.extend(gpus);
         self.outbound.remove(&id);
-        self.disown(&worker);
+        Reading::disown(&mut self.readings, &worker);
         self.leaves(&worker);
         self.step(Event::Died { worker: id });
         let victims = |of: &Decision| of.taken.iter().map(|victim| victim.gang).collect::<Vec<_>>();

@@ -133,9 +133,10 @@ impl Daemon {
             let read = move || {
                 gpus.into_iter().filter_map(|(gpu, name)| Some((gpu, meter.read(&name).ok()?))).collect()
             };
-            let read: Vec<_> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            let read: Vec<(GpuId, GpuMemory)> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
             daemon.meters.is_glancing.set(false);
-            daemon.glanced(&read);
+            let read: Vec<(GpuId, &GpuMemory)> = read.iter().map(|(gpu, memory)| (*gpu, memory)).collect();
+            daemon.tell_quietly(|agent, now| agent.metered(&read, now));
         });
         let _ = timeout(longest, reading).await;
     }

@@ -3,7 +3,7 @@
 //!
 //! It is made of the roster and an [`Overview`] of the arbiter in one pass over each, because watchers get ten of them a second.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use glake_arbiter::{
@@ -30,6 +30,17 @@ pub(crate) struct Reading {
     unmanaged: Bytes,
     /// Listed processes that are no workers, the largest first.
     others: Vec<ProcessRow>,
+}
+
+impl Reading {
+    /// Counts the memory of a leaving worker as unmanaged.
+    pub(crate) fn disown(readings: &mut BTreeMap<GpuId, Reading>, worker: &Worker) {
+        for (gpu, used) in &worker.used {
+            if let Some(read) = readings.get_mut(gpu) {
+                read.unmanaged = read.unmanaged.saturating_add(*used);
+            }
+        }
+    }
 }
 
 impl Agent {
@@ -71,15 +82,6 @@ impl Agent {
             let (used, driver, unmanaged) =
                 (memory.used, memory.reserved, memory.used.saturating_sub(managed));
             self.readings.insert(*gpu, Reading { at: now, used, driver, unmanaged, others });
-        }
-    }
-
-    /// Counts the memory of a leaving worker at the last readings as unmanaged.
-    pub(crate) fn disown(&mut self, worker: &Worker) {
-        for (gpu, used) in &worker.used {
-            if let Some(read) = self.readings.get_mut(gpu) {
-                read.unmanaged = read.unmanaged.saturating_add(*used);
-            }
         }
     }
 
@@ -388,8 +390,6 @@ fn outcome(outcome: Outcome) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // also in the functions that tests call
 mod tests {
-    use std::collections::BTreeMap;
-
     use glake_arbiter::node::NodeFile;
     use glake_meter::ProcessMemory;
     use glake_wire::{Activity, Hello, Peer, ToAgent};

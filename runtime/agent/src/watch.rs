@@ -17,8 +17,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use glake_arbiter::GpuId;
-use glake_meter::{GpuMemory, process_name};
+use glake_meter::process_name;
 use glake_wire::{Answer, Ask, Envelope, Frames, LEAST_INTERVAL_MS, Request, Snapshot, WatchedWorker, frame};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -85,53 +84,52 @@ impl Daemon {
         }
         snapshot
     }
+}
 
-    /// Keeps readings of the meters for snapshots.
-    pub(crate) fn glanced(&self, read: &[(GpuId, GpuMemory)]) {
-        let read: Vec<(GpuId, &GpuMemory)> = read.iter().map(|(gpu, memory)| (*gpu, memory)).collect();
-        self.tell_quietly(|agent, now| agent.metered(&read, now));
-    }
+/// Returns the current slot.
+fn slot(daemon: &Daemon) -> u64 {
+    u64::try_from(daemon.now().as_millis()).unwrap_or(u64::MAX) / LEAST_INTERVAL_MS
+}
 
-    fn slot(&self) -> u64 {
-        u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX) / LEAST_INTERVAL_MS
-    }
-
+impl Watchers {
     /// Returns a reading of a slot or a later one, once the slot has begun.
-    async fn reading(self: &Rc<Self>, slot: u64) -> Rc<Reading> {
-        sleep_until(self.begun + SLOT.saturating_mul(u32::try_from(slot).unwrap_or(u32::MAX))).await;
+    async fn reading(daemon: &Rc<Daemon>, slot: u64) -> Rc<Reading> {
+        sleep_until(daemon.begun + SLOT.saturating_mul(u32::try_from(slot).unwrap_or(u32::MAX))).await;
+        let watchers = &daemon.watchers;
         loop {
-            let taken = self.watchers.taken.notified();
-            let newest = self.watchers.newest.borrow().clone();
+            let taken = watchers.taken.notified();
+            let newest = watchers.newest.borrow().clone();
             if let Some(newest) = newest.filter(|newest| newest.slot >= slot) {
                 return newest;
             }
-            if !self.watchers.is_taking.replace(true) {
-                spawn_local(self.clone().take_reading());
+            if !watchers.is_taking.replace(true) {
+                spawn_local(Watchers::take_reading(daemon.clone()));
             }
             taken.await;
         }
     }
 
     /// Takes a reading, which goes on if the watcher that wanted it leaves.
-    async fn take_reading(self: Rc<Self>) {
-        let slot = self.slot();
-        self.glance(LONGEST_GLANCE).await;
-        self.look();
-        let snapshot = self.snapshot();
+    async fn take_reading(daemon: Rc<Daemon>) {
+        let slot = slot(&daemon);
+        daemon.glance(LONGEST_GLANCE).await;
+        daemon.look();
+        let snapshot = daemon.snapshot();
         let number = snapshot.number;
         let frames = snapshot.frames().unwrap_or_else(|error| {
             tracing::warn!(target: "glake::agent", %error, "a snapshot could not be encoded");
             Vec::new()
         });
-        self.watchers.newest.replace(Some(Rc::new(Reading { slot, number, frames })));
-        self.watchers.is_taking.set(false);
-        self.watchers.taken.notify_waiters();
+        let watchers = &daemon.watchers;
+        watchers.newest.replace(Some(Rc::new(Reading { slot, number, frames })));
+        watchers.is_taking.set(false);
+        watchers.taken.notify_waiters();
     }
 
-    fn take_seat(self: &Rc<Self>) -> Option<Seat> {
-        let count = self.watchers.count.get();
-        self.watchers.count.set(count + usize::from(count < MOST_WATCHERS));
-        (count < MOST_WATCHERS).then(|| Seat(self.clone()))
+    fn take_seat(daemon: &Rc<Daemon>) -> Option<Seat> {
+        let count = daemon.watchers.count.get();
+        daemon.watchers.count.set(count + usize::from(count < MOST_WATCHERS));
+        (count < MOST_WATCHERS).then(|| Seat(daemon.clone()))
     }
 }
 
@@ -141,7 +139,7 @@ pub(crate) async fn serve(
     every_ms: u64,
     connection: &mut Connection,
 ) -> std::io::Result<()> {
-    let Some(_seat) = daemon.take_seat() else {
+    let Some(_seat) = Watchers::take_seat(daemon) else {
         let why = format!("{MOST_WATCHERS} clients watch this agent: close one of them (glake top)");
         return connection
             .say(&frame(&Envelope::unnumbered(Answer::Error { why })).map_err(std::io::Error::other)?)
@@ -149,10 +147,10 @@ pub(crate) async fn serve(
     };
     let longest = u64::try_from(LONGEST_INTERVAL.as_millis()).unwrap_or(u64::MAX);
     let every = every_ms.clamp(LEAST_INTERVAL_MS, longest).div_ceil(LEAST_INTERVAL_MS);
-    let (mut due, mut seen, mut missed) = (daemon.slot(), 0, 0);
+    let (mut due, mut seen, mut missed) = (slot(daemon), 0, 0);
     loop {
         let reading = tokio::select! {
-            reading = daemon.reading(due) => reading,
+            reading = Watchers::reading(daemon, due) => reading,
             () = connection.closed() => return Ok(()),
         };
         let (decisions, changes) = daemon.ask(|agent| agent.decisions(seen));
@@ -169,7 +167,7 @@ pub(crate) async fn serve(
         seen = changes;
         // Watchers of the same interval wait for the same slots.
         let next = (due / every + 1) * every;
-        let latest = daemon.slot() / every * every;
+        let latest = slot(daemon) / every * every;
         due = next.max(latest);
         missed = (due - next) / every;
     }

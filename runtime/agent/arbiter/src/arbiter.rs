@@ -106,11 +106,6 @@ impl Arbiter {
         self.ledger.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit)
     }
 
-    /// Predicts the time until a worker's memory is back on its GPUs; 0 if all of it is resident.
-    pub fn predicted_wake(&self, worker: WorkerId) -> Option<Duration> {
-        Some(self.ledger.predicted_wake(self.ledger.gang(worker)?))
-    }
-
     /// Returns the name of a worker's current state, as `glake ps` prints it.
     pub fn state(&self, worker: WorkerId) -> Option<&'static str> {
         self.ledger.gang(worker).map(Gang::state_name)
