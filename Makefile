@@ -49,7 +49,7 @@ soak: ## Long random programs, and ranks that are interrupted at every place: te
 	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --lib --tests soak_ -- --nocapture
 	$(CARGO) build --locked $(TESTED)
 	cp "$(TARGET)/debug/lib_glake.so" ffi/python/glake/_glake.abi3.so
-	@for test in test_ranks.py test_activations.py; do \
+	@for test in test_ranks.py test_activations.py test_weights_hf.py; do \
 		GLAKE_SOAK=1 PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/debug/libgmlake.so" \
 			$(PYTHON) -m unittest discover --start-directory ffi/python/tests --pattern "$$test" || exit 1; \
 	done

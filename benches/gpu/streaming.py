@@ -14,7 +14,7 @@ loss 1,024 tokens at a time, AdamW. Parts of a size run in this order and then i
 
 Bars: streamed at most 1.03 (16,384 tokens) and 1.06 (8,192) of resident; GPU memory less by .85 of the blocks' bytes at least; bytes in at
 most 1.01 of streamed bytes x uses; none out; fsdp at least 1.3 x slower; large at least .93 of the tokens/s of resident scaled by FLOP, and
-host memory at most the streamed bytes + a block + 4 GiB. Ends with 1 if a bar was missed.
+host memory at most the streamed bytes + a block + 4 GiB. Ends with 1 if a bar was missed, and with 0 without a GPU.
 """
 
 import argparse, importlib.util, json, os, pathlib, statistics, subprocess, sys, threading, time
@@ -185,6 +185,9 @@ def main():
     a = arguments()
     if a.one:
         one(a)
+        return 0
+    if a.device == "cuda" and not pathlib.Path("/dev/nvidiactl").exists():
+        print("streaming.py: there is no NVIDIA GPU here: passed over (--device cpu only shows that it runs)")
         return 0
     only, best, failed = a.only.split(","), {}, 0
     for tokens in map(int, a.tokens.split(",")):

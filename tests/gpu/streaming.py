@@ -4,7 +4,7 @@
 
 Each case trains a tiny model three times, twice without and once with all blocks streamed, with deterministic kernels. glake is the
 installed package, or ffi/python with the library that GLAKE_LIBRARY names. `--device cpu` runs the same over simulated memory. Cases of
-transformers and peft are passed over without them. Ends with 1 if one failed.
+transformers and peft are passed over without them. Ends with 1 if one failed, and with 0 without a GPU.
 """
 
 import argparse, contextlib, importlib.util, os, pathlib, sys, tempfile, time, traceback
@@ -28,7 +28,8 @@ import glake
 
 if a.device == "cuda":
     if not torch.cuda.is_available():
-        sys.exit("streaming.py needs an NVIDIA GPU: --device cpu runs it over simulated memory")
+        print("SKIPPED  streaming.py: there is no NVIDIA GPU here (--device cpu runs it over simulated memory)")
+        sys.exit(0)
     glake.enable()
     torch.use_deterministic_algorithms(True)
 else:

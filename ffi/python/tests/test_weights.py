@@ -579,6 +579,20 @@ class Placements(OfWeights):
         self.assertEqual((streamed[0], streamed, streamed[-1]), (0, sorted(streamed), 6))
         handle.remove()
 
+    def test_memory_is_that_of_the_block_in_use_and_a_window_of_two(self):
+        for how in (None, "reentrant", "not"):
+            model = self.model(blocks=9, how=how)
+            handle = self.offload(model)
+            block = self.told(handle)["streamed_bytes"] // 9
+            self.train(model, 1)
+            api.reset_peaks(0)
+            before = glake.memory_stats(0)["allocated_bytes.all.current"]
+            self.train(model, 2)
+            # Blocks of 512 bytes are rounded; what autograd holds of a place that has left is of the block in use.
+            self.assertLessEqual(glake.memory_stats(0)["allocated_bytes.all.peak"] - before, 3.5 * block, how)
+            self.assertLessEqual(self.told(handle)["here_bytes"], 3 * block)
+            handle.remove()
+
     def test_weights_come_back_where_passes_leave_room(self):
         plain, model = self.model(blocks=8), self.model(blocks=8)
         found = layout(model, 512)

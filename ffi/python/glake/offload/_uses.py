@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from .._arguments import flag
 from ._weights import Weights, live
 
 
@@ -20,10 +21,17 @@ class uses:
     Args:
         module: the module with the weights.
         writes: whether the block writes to them through ``.data``, which nothing counts: they are stored when it ends.
+
+    Raises:
+        TypeError: ``module`` is not a module.
     """
 
     def __init__(self, module: Any, *, writes: bool = False) -> None:
-        self._module, self._writes = module, writes
+        import torch
+
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module is a {type(module).__name__}: give the torch.nn.Module whose weights are read")
+        self._module, self._writes = module, flag(writes, "writes")
         self._pinned: list[tuple[Weights, list[int], Any]] = []
 
     def __enter__(self) -> uses:

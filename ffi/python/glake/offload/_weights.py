@@ -102,6 +102,10 @@ class Weights:
     def is_over(self) -> bool:
         return not self._handles
 
+    def count(self) -> int:
+        """Returns the number of places that stream."""
+        return sum(place.packed is not None for place in self.places)
+
     def streamed_of(self, module: Any) -> set[int]:
         """Returns the ids of the parameters that a module's forward brings."""
         places = (self.places[number] for number in self._owned.get(module, ()))
