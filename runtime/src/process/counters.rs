@@ -255,9 +255,10 @@ mod tests {
     #[test]
     fn the_page_is_written_after_a_pause_and_only_after_a_change() {
         let process = started();
-        process.stop();
         let block = process.malloc(0, Bytes::mib(40), Stream(0)).unwrap();
         process.free(block).unwrap();
+        // From here on this test alone looks.
+        process.stop();
         let counters = &process.observers.counters;
         let now = Instant::now();
         let later = |ms| now + Duration::from_millis(ms);
