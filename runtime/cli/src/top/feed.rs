@@ -45,10 +45,12 @@ pub struct Feed {
     meter: Option<Receiver<Vec<(String, GpuMemory)>>>,
     /// Time of the last snapshot, or of the connection.
     heard: Instant,
-    /// Whether an agent has answered.
+    /// Whether an agent has sent a snapshot.
     had_agent: bool,
     /// Why none answers.
     why: Option<String>,
+    /// Whether one accepted the connection and ended it.
+    is_refused: bool,
 }
 
 impl Feed {
@@ -74,6 +76,7 @@ impl Feed {
             heard: now,
             had_agent: false,
             why: None,
+            is_refused: false,
         };
         feed.connect(now);
         feed
@@ -86,21 +89,31 @@ impl Feed {
 
     /// Returns what is wrong, if anything is.
     pub fn notice(&self) -> Option<String> {
-        if self.watch.is_some() {
-            let silence = self.heard.elapsed();
-            let is_late = silence > self.interval.saturating_mul(2).max(LATE);
-            return is_late.then(|| {
-                let since = span(silence.as_secs_f64());
-                format!("The agent has not answered for {since}: is it stopped? The figures are as old.")
-            });
-        }
-        let why = self.why.as_deref()?;
-        if self.had_agent {
+        let refused = || {
+            let (pid, error) = self.pages.refused()?;
+            Some(format!("Process {pid} is left out: {}", clean(&error.to_string(), 120)))
+        };
+        if self.is_late() {
+            let since = span(self.heard.elapsed().as_secs_f64());
             return Some(format!(
-                "The agent is gone, these are processes' own counters; trying again. {why}"
+                "The agent has not answered for {since}: is it stopped? These are processes' own counters."
             ));
         }
-        self.is_named.then(|| format!("No agent answers; trying again. {why}"))
+        // What an agent said that then sent nothing is still true until it sends something.
+        match &self.why {
+            Some(why) if self.had_agent && self.watch.is_none() => {
+                Some(format!("The agent is gone, these are processes' own counters; trying again. {why}"))
+            }
+            Some(why) if !self.had_agent && (self.is_named || self.is_refused) => {
+                Some(format!("No agent answers; trying again. {why}"))
+            }
+            _ => refused(),
+        }
+    }
+
+    /// Whether the connected agent is silent.
+    fn is_late(&self) -> bool {
+        self.watch.is_some() && self.heard.elapsed() > self.interval.saturating_mul(2).max(LATE)
     }
 
     /// Returns the contents of the next frame, if there are new ones; waits for them at most for `most`.
@@ -112,17 +125,20 @@ impl Feed {
         if let Some(watch) = &mut self.watch {
             match watch.next(most) {
                 Ok(Some(snapshot)) => {
-                    self.heard = now;
+                    (self.heard, self.had_agent, self.why) = (now, true, None);
                     if now >= self.due {
                         self.due = now + METER_INTERVAL;
                         self.read_pages(now);
                     }
                     return Some(Update::Agent(Box::new(snapshot), self.reading.clone()));
                 }
-                Ok(None) => return None,
+                Ok(None) if !self.is_late() || now < self.due => return None,
+                // Of a silent agent nothing is known: the pages tell what is there now.
+                Ok(None) => {}
                 Err(error) => {
                     self.watch = None;
                     self.fails(&error);
+                    self.is_refused = true;
                     (self.retry_at, self.due) = (now + RETRY, now);
                 }
             }
@@ -151,7 +167,7 @@ impl Feed {
         let Some(socket) = &self.socket else { return };
         match Watch::connect(socket, self.interval) {
             Ok(watch) => {
-                (self.watch, self.had_agent, self.why) = (Some(watch), true, None);
+                self.watch = Some(watch);
                 self.heard = now;
             }
             Err(error) => self.fails(&error),
