@@ -2,9 +2,9 @@
 
     python benches/gpu/engine.py [--parks 20] [--eager] [--out DIR]
 
-It needs vLLM (measured with 0.23); the model has the shape of Llama 8B and random weights, nothing is downloaded. The engine is unchanged but
-for its two pools of memory, which are regions: its weights are sealed and their host copies retained; of its KV cache only those blocks count
-that a later request can still hit, or that one uses (`glake.live`, told by vLLM's block pool). Prompts in groups share a prefix and arrive
+It needs vLLM (measured with 0.23); the model has the shape of Llama 8B and random weights, nothing is downloaded. The engine runs over GLake's
+plugin, in this process: its weights are sealed and their host copies retained; of its KV cache only those blocks count that a later request
+can still hit, or that one uses. Prompts in groups share a prefix and arrive
 over time. They are answered twice undisturbed, then with parks: another thread shrinks the engine while it steps, its memory leaves, and
 comes back to the same addresses: first weights and cache, which is what vLLM's own sleep takes, then all there is, with captured graphs and
 buffers. Tokens and prefix hits of every request are compared. At every other park bytes are verified, and what does not count is filled with
@@ -26,41 +26,25 @@ class Parked:
     """The engine, its block pool, and what its parks took."""
 
     def __init__(self, eager):
+        os.environ["GLAKE_VLLM"] = "1"
         self.glake = shrink.glake_with()
-        from vllm import SamplingParams
-        from vllm.v1.worker.gpu_worker import Worker
+        # As the installed wheel's entry point does.
+        import glake.vllm
 
-        policies = {"weights": dict(policy="sealed", host_copy="retain"), "kv_cache": {}}
-        pool = lambda _, tag: self.glake.region(tag, **policies[tag]) if tag in policies else contextlib.nullcontext()
-        Worker._maybe_get_memory_pool_context = pool
+        glake.vllm.register()
+        from vllm import SamplingParams
+
         self.engine = serving.start(enforce_eager=eager, enable_prefix_caching=True).llm_engine
         core = self.engine.engine_core.engine_core
-        self.pool = core.scheduler.kv_cache_manager.block_pool
-        self.caches = core.model_executor.driver_worker.worker.model_runner.kv_caches
-        self.page = self.caches[0].untyped_storage().nbytes() // self.pool.num_gpu_blocks
-        self.steps, self.seen, self.asked = 0, (-1, []), threading.Event()
+        runner = core.model_executor.driver_worker.worker.model_runner
+        self.over_glake = core.model_executor.driver_worker.worker.glake
+        self.caches = runner.kv_caches
+        self.page = self.caches[0].untyped_storage().nbytes() // core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+        self.steps, self.asked = 0, threading.Event()
         self.sampling = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, detokenize=False)
-        self.glake.seal("weights")
-        for cache in self.caches:
-            self.glake.live(cache, self.live)
-
-    def live(self):
-        """Bytes of each layer's cache that count. The engine stands while this is asked: one answer holds for all layers of a park."""
-        step, ranges = self.seen
-        if step != self.steps:
-            ranges = []
-            for block in self.pool.blocks:
-                if block.is_null or block.ref_cnt > 0 or block.block_hash is not None:
-                    begin = block.block_id * self.page
-                    if ranges and ranges[-1][1] == begin:
-                        ranges[-1] = ranges[-1][0], begin + self.page
-                    else:
-                        ranges.append((begin, begin + self.page))
-            self.seen = self.steps, ranges
-        return ranges
 
     def live_bytes(self):
-        return len(self.caches) * sum(end - begin for begin, end in self.live())
+        return len(self.caches) * self.page * sum(end - first for first, end in self.over_glake.blocks())
 
     def answer(self, parks=0):
         """Tokens and prefix hits of each request, in the order of arrival; with so many parks, spread over the steps."""
@@ -70,19 +54,17 @@ class Parked:
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be reset")
         found, added, first, last = {}, 0, self.steps, WAVES * EVERY + TOKENS // 2
-        with self.glake.active():
-            while added < len(prompts) or self.engine.has_unfinished_requests():
-                if (self.steps - first) % EVERY == 0 and added < len(prompts):
-                    for number in range(added, added + WAVE):
-                        self.engine.add_request(str(number), dict(prompt_token_ids=prompts[number]), self.sampling)
-                    added += WAVE
-                if parks and (self.steps - first) * parks // last > (self.steps - first - 1) * parks // last:
-                    self.asked.set()
-                for output in self.engine.step():
-                    if output.finished:
-                        found[int(output.request_id)] = (output.outputs[0].token_ids, output.num_cached_tokens)
-                self.steps += 1
-                self.glake.safepoint()
+        while added < len(prompts) or self.engine.has_unfinished_requests():
+            if (self.steps - first) % EVERY == 0 and added < len(prompts):
+                for number in range(added, added + WAVE):
+                    self.engine.add_request(str(number), dict(prompt_token_ids=prompts[number]), self.sampling)
+                added += WAVE
+            if parks and (self.steps - first) * parks // last > (self.steps - first - 1) * parks // last:
+                self.asked.set()
+            for output in self.engine.step():
+                if output.finished:
+                    found[int(output.request_id)] = (output.outputs[0].token_ids, output.num_cached_tokens)
+            self.steps += 1
         return [found[number] for number in range(len(prompts))]
 
     def parked(self, parks, tags):

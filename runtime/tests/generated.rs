@@ -124,8 +124,8 @@ const AGENT_HEAD: &str = "
 What the node agent (`glake serve`) counts. `glake ps --metrics` prints it in Prometheus' text format, version 0.0.4.
 Nothing listens for Prometheus itself: have a timer write what is printed to a file of node_exporter's textfile
 collector. Times are seconds here. In braces stand labels, in brackets what one may be: `gpu` is a GPU as the meter
-names it, `worker` a name that `glake ps` shows. Counters begin at 0 with each start of the agent; a worker's samples
-end when it leaves.
+names it, `worker` a name that `glake ps` shows, or `(others)`: the sum of all workers after the first 1,000. Counters
+begin at 0 with each start of the agent; a worker's samples end when it leaves.
 
 | metric | kind | unit | stability | |
 |---|---|---|---|---|

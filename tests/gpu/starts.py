@@ -7,7 +7,7 @@ written.
 --size: GiB of a model; --budget: GiB for all three with their contexts. GLAKE names the command, else it is the one beside
 GLAKE_LIBRARY or in PATH. Prints a row a start, and ends with 1 if one failed."""
 
-import argparse, json, os, pathlib, random, shutil, socket, subprocess, sys, tempfile, threading, time
+import argparse, json, os, pathlib, random, shutil, socket, struct, subprocess, sys, tempfile, threading, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -171,6 +171,77 @@ class Server:
             child.wait()
 
 
+class Watcher(threading.Thread):
+    """Watches the agent ten times a second, and compares the sums of each snapshot with the meter and with the agent's own accounts."""
+
+    TOLERANCE = 64 * MIB
+
+    def __init__(self, path):
+        super().__init__(daemon=True)
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(str(path))
+        self.count = self.moving = self.missed = self.largest = self.largest_moving = 0
+        self.wrong, self.error, self.is_over = [], None, False
+
+    def read(self, length):
+        data = b""
+        while len(data) < length:
+            more = self.connection.recv(length - len(data))
+            if not more:
+                raise EOFError("the agent has ended")
+            data += more
+        return data
+
+    def snapshot(self):
+        whole, more = {"gpus": [], "workers": [], "requests": [], "decisions": []}, True
+        while more:
+            part = json.loads(self.read(*struct.unpack("<I", self.read(4))))
+            if part["op"] != "snapshot":
+                raise RuntimeError(part)
+            for key, value in part.items():
+                whole[key] = whole[key] + value if isinstance(whole.get(key), list) else value
+            more = part.get("more", False)
+        return whole
+
+    def run(self):
+        ask = json.dumps(dict(v=1, seq=0, ack=0, op="watch", every_ms=100)).encode()
+        try:
+            self.connection.sendall(struct.pack("<I", len(ask)) + ask)
+            while True:
+                self.check(self.snapshot())
+        except Exception as error:
+            # The end of the agent ends it too.
+            self.error = None if self.is_over else repr(error)
+
+    def check(self, snapshot):
+        self.count, self.missed = self.count + 1, self.missed + snapshot.get("missed", 0)
+        moves = any(worker.get("operation") for worker in snapshot["workers"]) or snapshot["requests"]
+        self.moving += bool(moves)
+        for gpu in snapshot["gpus"]:
+            shares = [of for worker in snapshot["workers"] for of in worker.get("gpus", []) if of["gpu"] == gpu["gpu"]]
+            total = lambda *names: sum(of.get(name, 0) for of in shares for name in names)
+            if total("context", "leased", "overrun") + gpu.get("reclaiming", 0) != gpu.get("claimed", 0):
+                self.wrong.append(f"snapshot {snapshot['number']}: GPU {gpu['gpu']} claims {gpu.get('claimed')}, its workers {shares}")
+            if gpu.get("used") is None:
+                continue
+            # By the meter's list of processes, and by what the workers say.
+            apart = abs(total("used") + gpu.get("unmanaged", 0) - gpu["used"])
+            said = abs(total("context", "resident") + gpu.get("unmanaged", 0) - gpu["used"])
+            self.largest_moving = max(self.largest_moving, said)
+            if not moves:
+                self.largest = max(self.largest, said)
+            if apart > self.TOLERANCE:
+                self.wrong.append(f"snapshot {snapshot['number']}: GPU {gpu['gpu']} uses {gpu['used']}, its workers {shares} and others {gpu.get('unmanaged', 0)}")
+
+    def report(self):
+        self.is_over = True
+        passed = self.count > 0 and not self.wrong and not self.error
+        print(f"{'ok' if passed else 'FAIL':4} {self.count} snapshots, {self.missed} missed, {self.moving} while memory moved: workers and meter differ "
+              f"by {self.largest / MIB:.0f} MiB at most while nothing moved, by {self.largest_moving / MIB:.0f} MiB at any time; {len(self.wrong)} sums wrong "
+              f"{self.error or ''} {self.wrong[:1] or ''}")
+        return passed
+
+
 class Asker(threading.Thread):
     """Asks a worker one use after the other, until it is told to end."""
 
@@ -241,6 +312,8 @@ def main():
     rng, failed, server = random.Random(a.seed), 0, Server(folder, a)
     living = {}  # name: (process, whether it was started by hand)
     askers = dict.fromkeys(NAMES)
+    watcher = Watcher(server.socket)
+    watcher.start()
     print(f"{'':4} {'model':7} {'by':6} {'loaded':>8} {'1st use':>8} {'others':>8} {'leased':>9}  wrong")
     try:
         for number in range(a.starts):
@@ -270,7 +343,9 @@ def main():
                 failed += bool(asker.error or asker.wrong)
                 print(f"{'FAIL' if asker.error or asker.wrong else 'ok':4} {name:7} was asked {asker.count} times, waited {asker.longest:.2f} s at most, "
                       f"{asker.wrong} wrong {asker.error or ''}")
+        failed += not watcher.report()
     finally:
+        watcher.is_over = True
         server.end()
         if failed:
             for log in (folder / "agent.log", *(folder.glob("*.log")), *(folder.glob("logs/*.log"))):

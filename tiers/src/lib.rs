@@ -49,10 +49,10 @@ mod traced;
 
 pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
 pub use gpu::{
-    Block, BlockId, BlockLife, ByteRange, Checkpoint, CompletionClock, CompletionLag, Credits, Exported,
-    GpuPool, GpuWaits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveAnswer,
-    LiveBlock, LiveBytes, MappingObserver, PeerAccess, PendingWork, PoolError, PoolOptions, PoolStream,
-    ReadHolds, Report, Restored,
+    Block, BlockId, BlockLife, ByteRange, Checkpoint, CompletionClock, CompletionLag, Credits, EvictedBytes,
+    Exported, GpuPool, GpuWaits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView,
+    LiveAnswer, LiveBlock, LiveBytes, MappingObserver, PeerAccess, PendingWork, PoolError, PoolOptions,
+    PoolStream, ReadHolds, Report, Restored,
 };
 pub use host::{
     AvailableMemory, Budget, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Pinning,

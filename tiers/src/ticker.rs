@@ -20,10 +20,23 @@ impl Ticker {
     /// # Errors
     /// The operating system cannot start a thread.
     pub fn start(pool: &Arc<GpuPool>, interval: Duration) -> std::io::Result<Self> {
+        Ticker::start_with(pool, interval, |_| None)
+    }
+
+    /// Starts the thread with a function that it calls after each tick (`true`) and before it sleeps (`false`). While there is no work, the
+    /// thread sleeps for the returned time; `None`: until it is unparked.
+    ///
+    /// # Errors
+    /// The operating system cannot start a thread.
+    pub fn start_with(
+        pool: &Arc<GpuPool>,
+        interval: Duration,
+        look: impl FnMut(bool) -> Option<Duration> + Send + 'static,
+    ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("glake-completion_events".into()).spawn({
             let (pool, stop) = (Arc::downgrade(pool), stop.clone());
-            move || run(&pool, &stop, interval)
+            move || run(&pool, &stop, interval, look)
         })?;
         Ok(Ticker { stop, thread: Some(thread) })
     }
@@ -40,7 +53,12 @@ impl Ticker {
 }
 
 /// Ticks until told to stop. A pool may have several tickers, one after another or at once.
-fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
+fn run(
+    pool: &Weak<GpuPool>,
+    stop: &AtomicBool,
+    interval: Duration,
+    mut look: impl FnMut(bool) -> Option<Duration>,
+) {
     let thread = std::thread::current();
     // Registered before the first check for work, so that later work wakes the thread.
     if let Some(pool) = pool.upgrade() {
@@ -50,13 +68,17 @@ fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
         let Some(pool) = pool.upgrade() else { return };
         if !pool.clock().is_ticking() {
             drop(pool);
-            std::thread::park();
+            match look(false) {
+                Some(pause) => std::thread::park_timeout(pause),
+                None => std::thread::park(),
+            }
             continue;
         }
         if let Err(error) = pool.tick() {
             tracing::warn!(target: "glake::completion", %error, "a completion point could not be recorded; the next one covers it");
         }
         drop(pool);
+        look(true);
         pause(stop, interval);
     }
     if let Some(pool) = pool.upgrade() {

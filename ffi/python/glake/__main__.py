@@ -60,6 +60,7 @@ def _everything() -> int:
         _line("library", _library_line),
         _line("torch", _torch_line),
         _line("switch", _switch_line),
+        _line("vllm", _vllm_line),
         _line("backend", _backend_line),
         _line("device", _device_line),
     ]
@@ -98,6 +99,11 @@ def _torch_line() -> str:
 
 def _switch_line() -> str:
     is_on, reason = glake_switch.allocator()
+    return f"{'on' if is_on else 'off'} ({reason})"
+
+
+def _vllm_line() -> str:
+    is_on, reason = glake_switch.vllm()
     return f"{'on' if is_on else 'off'} ({reason})"
 
 

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["allocator", "is_disabled", "watch"]
+__all__ = ["allocator", "is_disabled", "vllm", "watch"]
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "glake")
 
@@ -61,6 +61,16 @@ def _allocator(disable: str) -> tuple[bool, str]:
     if not _is_watching:
         return False, "GLAKE_ALLOCATOR=1, but this process was started with neither glake run --allocator nor the wheel's glake_switch.pth"
     return True, "GLAKE_ALLOCATOR=1"
+
+
+def vllm() -> tuple[bool, str]:
+    """Returns whether engines of vLLM in this process run over GLake, and the reason."""
+    disable, value = _value_of_disable(), os.environ.get("GLAKE_VLLM", "").strip()
+    if _is_set(disable):
+        return False, f"GLAKE_DISABLE={disable}"
+    if value in ("", "0"):
+        return False, f"GLAKE_VLLM={value}" if value else "GLAKE_VLLM is not set"
+    return (True, "GLAKE_VLLM=1") if value == "1" else (False, f"GLAKE_VLLM is {value!r}, which is neither 0 nor 1")
 
 
 _is_watching = False

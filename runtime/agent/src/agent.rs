@@ -19,6 +19,7 @@ use glake_wire::{
 use crate::contexts::DriverRequests;
 use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker, activity_of};
+use crate::snapshot::Reading;
 use crate::{DriverAction, Entry, Identity, JournalRecord};
 
 /// Limit of unacknowledged messages to a worker; beyond it, the agent closes the connection until the next hello.
@@ -37,7 +38,9 @@ pub struct Agent {
     pub(crate) now: Duration,
     epoch: u64,
     /// Memory of each GPU.
-    totals: Vec<Bytes>,
+    pub(crate) totals: Vec<Bytes>,
+    /// Last reading of each GPU's meter, for snapshots.
+    pub(crate) readings: BTreeMap<GpuId, Reading>,
     /// Workers with messages to send.
     outbound: BTreeSet<WorkerId>,
     pub(crate) to_measure: BTreeSet<GpuId>,
@@ -100,6 +103,7 @@ impl Agent {
             now: Duration::ZERO,
             epoch,
             totals: Vec::new(),
+            readings: BTreeMap::new(),
             outbound: BTreeSet::new(),
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
@@ -277,7 +281,9 @@ impl Agent {
         if self.roster.get(id).is_none_or(|worker| worker.activity == page) {
             return;
         }
-        let before = self.roster.accounts(id);
+        // Most pages only say that a use has begun or ended.
+        let is_counted = self.roster.get(id).is_some_and(|worker| worker.counts_differ(page));
+        let before = if is_counted { self.roster.accounts(id) } else { Vec::new() };
         let Some(worker) = self.roster.get_mut(id) else { return };
         let known = std::mem::replace(&mut worker.activity, page);
         worker.idle_since =
@@ -286,7 +292,7 @@ impl Agent {
         if is_making && matches!(self.arbiter.state(id), Some("refilling")) {
             self.step(Event::Progress { worker: id });
         }
-        let accounts = self.roster.accounts(id);
+        let accounts = if is_counted { self.roster.accounts(id) } else { Vec::new() };
         if accounts != before {
             self.step(Event::Changed { worker: id, accounts });
         }
@@ -357,6 +363,7 @@ impl Agent {
         let gpus: Vec<GpuId> = gpus.collect();
         self.to_measure.extend(gpus);
         self.outbound.remove(&id);
+        Reading::disown(&mut self.readings, &worker);
         self.leaves(&worker);
         self.step(Event::Died { worker: id });
         let victims = |of: &Decision| of.taken.iter().map(|victim| victim.gang).collect::<Vec<_>>();

@@ -27,9 +27,10 @@ use crate::agent::{ConnectionError, PageReading};
 use crate::checkpoints::CheckpointRunner;
 use crate::host::{OpenFiles, OwnChildren, adopts_orphans, epoch, is_stopped, reap_orphans};
 use crate::journal::{Journal, JournalRecord};
-use crate::listener::{self, Listener};
+use crate::listener::{self, FileWatch, Listener};
 use crate::meters::Meters;
 use crate::supervise::{self, Children};
+use crate::watch::Watchers;
 use crate::{
     Agent, DriverCommand, DriverRequest, Identity, LaunchError, Launcher, ListenError, launch, link, logs,
 };
@@ -42,7 +43,7 @@ pub(crate) const METER_INTERVAL: Duration = Duration::from_secs(1);
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections before their first frame.
 const MOST_GREETINGS: usize = 1024;
-/// Interval of looks at the socket's file, which a program that cleans the folder may remove.
+/// Interval of looks at the socket's file while it cannot be watched: a program that cleans the folder may have removed it.
 const SOCKET_INTERVAL: Duration = Duration::from_secs(15);
 /// Pause of accepting connections while no descriptor is available.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
@@ -272,7 +273,7 @@ pub(crate) async fn dead(pidfd: OwnedFd) -> io::Result<()> {
 pub(crate) struct Daemon {
     agent: RefCell<Agent>,
     pub(crate) meters: Meters,
-    begun: Instant,
+    pub(crate) begun: Instant,
     journal: RefCell<Journal>,
     links: RefCell<HashMap<WorkerId, Rc<Link>>>,
     /// Signals that the agent got an event.
@@ -290,6 +291,7 @@ pub(crate) struct Daemon {
     pub(crate) driver_requests: RefCell<Vec<DriverRequest>>,
     pub(crate) driver_requested: Notify,
     pub(crate) children: Children,
+    pub(crate) watchers: Watchers,
     pub(crate) own: OwnChildren,
 }
 
@@ -320,6 +322,7 @@ impl Daemon {
             runner: CheckpointRunner::new(options.driver.clone(), listener.path.clone(), own.clone()),
             driver_requests: RefCell::default(),
             driver_requested: Notify::new(),
+            watchers: Watchers::default(),
             own,
         }
     }
@@ -594,15 +597,23 @@ impl Daemon {
         // A spare descriptor, released to accept and close a connection when no other is left.
         let mut spare = std::fs::File::open("/dev/null").ok();
         let (mut is_short, mut has_warned) = (false, false);
-        let mut look_at = Instant::now() + SOCKET_INTERVAL;
+        let (mut watch, mut look_at) = (None::<FileWatch>, Instant::now());
         loop {
+            let event = async {
+                match &watch {
+                    Some(watch) => watch.changed().await,
+                    None => sleep_until(look_at).await,
+                }
+            };
             let accepted = tokio::select! {
                 accepted = socket.accept() => accepted,
-                () = sleep_until(look_at) => {
+                () = event => {
                     look_at = Instant::now() + SOCKET_INTERVAL;
                     if let Some(restored) = self.restore_socket(&listener, &mut has_warned) {
                         socket = restored;
                     }
+                    // Of the file that is there now; none is there if it cannot be created.
+                    watch = listener.watch();
                     continue;
                 }
             };

@@ -31,10 +31,12 @@ mod logs;
 mod messages;
 mod meters;
 mod metrics;
+mod operators;
 mod roster;
-mod rows;
+mod snapshot;
 mod supervise;
 mod supervisor;
+mod watch;
 
 pub use crate::checkpoints::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
 pub use crate::daemon::{Options, ServeError, read_file, serve};
@@ -49,3 +51,4 @@ pub use listener::{ListenError, check_folder, private_folder};
 pub use metrics::METRICS;
 pub use roster::Refusal;
 pub use supervise::{StopError, stop_started};
+pub use watch::Watch;

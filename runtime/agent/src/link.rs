@@ -10,7 +10,7 @@ use std::time::Duration;
 use glake_arbiter::WorkerId;
 use glake_wire::{
     ActivityView, Answer, Ask, DecisionRow, Envelope, FrameError, Frames, Hello, PageError, Request,
-    SocketError, ToAgent, ToWorker, check_folder, check_server, frame, receive, send,
+    Snapshot, SocketError, ToAgent, ToWorker, check_folder, check_server, frame, receive, send,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use crate::agent::ConnectionError;
 use crate::daemon::{Daemon, Link};
 use crate::host::is_stopped;
 use crate::supervisor::Progress;
-use crate::{Agent, Identity};
+use crate::{Agent, Identity, watch};
 
 const CHUNK: usize = 64 << 10;
 /// Number of chunks read from one connection before the others get a turn.
@@ -174,16 +174,28 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends all bytes.
-    pub(crate) async fn say(&mut self, bytes: Vec<u8>) -> io::Result<()> {
-        self.unsent.extend(bytes);
+    /// Sends all bytes, after earlier ones.
+    pub(crate) async fn say(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         loop {
             self.flush()?;
-            if self.unsent.is_empty() {
+            while self.unsent.is_empty() && !bytes.is_empty() {
+                let sent = self.stream.try_io(Interest::WRITABLE, || Ok(send(&self.stream, bytes, None)?));
+                match sent {
+                    Ok(sent) => bytes = &bytes[sent..],
+                    Err(error) if is_for_now(&error) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.unsent.is_empty() && bytes.is_empty() {
                 return Ok(());
             }
             self.stream.writable().await?;
         }
+    }
+
+    /// Bounds the bytes that wait in the kernel for a peer that does not read.
+    pub(crate) fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
+        Ok(rustix::net::sockopt::set_socket_send_buffer_size(&self.stream, bytes)?)
     }
 
     /// Sends bytes unless earlier ones are still unsent.
@@ -213,7 +225,7 @@ impl Connection {
             false => tracing::warn!(target: "glake::agent", %why, "a connection is refused"),
         }
         if let Ok(bytes) = frame(&Envelope::unnumbered(ToWorker::Refused { why, passes })) {
-            let _ = self.say(bytes).await;
+            let _ = self.say(&bytes).await;
         }
         None
     }
@@ -282,7 +294,7 @@ enum CloseReason {
     Os(#[from] io::Error),
 }
 
-fn is_for_now(error: &io::Error) -> bool {
+pub(crate) fn is_for_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
@@ -308,22 +320,24 @@ pub(crate) async fn answer(
             // Goes on without the client.
             let stopped = daemon.stop_all().await;
             match stopped {
-                Ok(()) => whole(daemon.ask(Agent::rows).into_iter().map(Answer::Row)),
+                Ok(()) => whole(rows(daemon.ask(Agent::snapshot))),
                 Err(why) => vec![Answer::Error { why }],
             }
         }
         Ask::Ps => {
             daemon.look();
-            let mut rows = daemon.ask(Agent::rows);
-            rows.extend(daemon.child_rows());
-            rows.sort_by(|a, b| a.worker.cmp(&b.worker));
-            whole(rows.into_iter().map(Answer::Row))
+            whole(rows(daemon.snapshot()))
         }
-        Ask::Explain => whole(daemon.ask(Agent::decisions).into_iter().map(Answer::Decision)),
+        Ask::Explain => {
+            let (decisions, _) = daemon.ask(|agent| agent.decisions(0));
+            whole(decisions.into_iter().map(|of| Answer::Decision(of.row)))
+        }
         Ask::Metrics => {
+            daemon.glance(watch::LONGEST_GLANCE).await;
             daemon.look();
             whole([Answer::Text { text: daemon.ask(crate::metrics::text) }].into_iter())
         }
+        Ask::Watch { every_ms } => return watch::serve(daemon, *every_ms, connection).await,
         Ask::Shrink { worker } => {
             let by = Instant::now() + request.longest();
             carry_out(daemon, &request, worker, connection, shrink(daemon, worker, by)).await?
@@ -343,7 +357,7 @@ pub(crate) async fn answer(
         for answer in answers.into_iter().flat_map(Answer::parts) {
             let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
             // A client that is stopped keeps nothing here.
-            timeout(limit, connection.say(bytes)).await??;
+            timeout(limit, connection.say(&bytes)).await??;
         }
         Ok(())
     }
@@ -353,6 +367,11 @@ pub(crate) async fn answer(
         return Ok(());
     }
     sent
+}
+
+/// Returns the rows of `glake ps`.
+fn rows(snapshot: Snapshot) -> impl Iterator<Item = Answer> {
+    snapshot.workers.into_iter().map(|worker| Answer::Row(worker.row))
 }
 
 fn whole(answers: impl Iterator<Item = Answer>) -> Vec<Answer> {
@@ -485,21 +504,13 @@ pub fn ask(
     request: impl Into<Request>,
     mut waits: impl FnMut(&str),
 ) -> Result<Vec<Answer>, ClientError> {
-    match check_folder(path) {
-        Err(SocketError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Err(ClientError::Nobody(path.to_owned()));
-        }
-        checked => checked?,
-    }
     let request = request.into();
     // The agent ends a command itself.
     let grace =
         if matches!(request.ask, Ask::Ps | Ask::Explain | Ask::Metrics) { Duration::ZERO } else { GRACE };
     let until = Instant::now() + request.longest().saturating_add(grace);
-    let mut socket = connect(path, request.longest().min(SILENCE))?;
-    check_server(path, &socket)?;
+    let mut socket = begin(path, &request)?;
     socket.set_read_timeout(Some(LOOK))?;
-    socket.write_all(&frame(&Envelope::unnumbered(&request))?)?;
     let (mut frames, mut bytes, mut answers) = (Frames::default(), vec![0; 64 << 10], Vec::new());
     let (mut heard, mut reports) = (Instant::now(), false);
     loop {
@@ -537,6 +548,20 @@ pub fn ask(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Connects to an agent and sends the request.
+pub(crate) fn begin(path: &Path, request: &Request) -> Result<std::os::unix::net::UnixStream, ClientError> {
+    match check_folder(path) {
+        Err(SocketError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(ClientError::Nobody(path.to_owned()));
+        }
+        checked => checked?,
+    }
+    let mut socket = connect(path, request.longest().min(SILENCE))?;
+    check_server(path, &socket)?;
+    socket.write_all(&frame(&Envelope::unnumbered(request))?)?;
+    Ok(socket)
 }
 
 /// Silence after which an agent that is stopped, or that reported before, is given up.

@@ -1,6 +1,7 @@
 //! Socket for workers: its path, its protection from other users, the lock that allows one agent, and the identity of connected processes.
 
 use std::fs::{self, DirBuilder, File, Permissions};
+use std::future::pending;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
@@ -11,9 +12,11 @@ use glake_meter::ProcessStat;
 use glake_wire::Peer;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
+use tokio::io::unix::AsyncFd;
 
 /// Listening socket and its lock.
 #[derive(Debug)]
@@ -24,6 +27,35 @@ pub(crate) struct Listener {
     _lock: File,
     /// Whether this process removes the socket; systemd removes its own.
     is_own: bool,
+}
+
+/// Notification about the removal of a file.
+#[derive(Debug)]
+pub(crate) struct FileWatch(AsyncFd<OwnedFd>);
+
+impl FileWatch {
+    fn of(path: &Path) -> io::Result<FileWatch> {
+        let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        // A removal changes the number of links at once; the file itself lives as long as its socket.
+        let gone = WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF | WatchFlags::DONT_FOLLOW;
+        inotify::add_watch(&events, path, gone | WatchFlags::ATTRIB)?;
+        if let Some(folder) = path.parent() {
+            inotify::add_watch(&events, folder, gone)?;
+        }
+        #[expect(
+            deprecated,
+            reason = "what an OwnedFd is of stays open, which the type does not promise of others"
+        )]
+        Ok(FileWatch(AsyncFd::with_interest(events, tokio::io::Interest::READABLE)?))
+    }
+
+    /// Waits for an event; the file may still be there.
+    pub(crate) async fn changed(&self) {
+        let Ok(mut ready) = self.0.readable().await else { return pending().await };
+        let mut events = [0_u8; 4096];
+        while rustix::io::read(self.0.get_ref(), &mut events).is_ok_and(|count| count > 0) {}
+        ready.clear_ready();
+    }
 }
 
 /// Reason why the agent cannot listen.
@@ -110,6 +142,13 @@ impl Listener {
             Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::Served(path.to_owned())),
             Err(error) => Err(os(&beside, error.into())),
         }
+    }
+
+    /// Watches the socket's file and its folder, so that a removal is an event; `None` if there is no file, or the kernel has no watch left for this
+    /// user.
+    pub(crate) fn watch(&self) -> Option<FileWatch> {
+        let watch = FileWatch::of(&self.path);
+        watch.inspect_err(|error| tracing::info!(target: "glake::agent", %error, "a removal of the socket is noticed late")).ok()
     }
 
     /// Returns the path of the journal.

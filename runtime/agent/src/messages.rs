@@ -146,7 +146,7 @@ impl Agent {
         before: &BTreeMap<WorkerId, Bytes>,
         now: Duration,
     ) {
-        self.now = now;
+        self.metered(&[(gpu, memory)], now);
         let name = self.roster.gpu_name(gpu).to_owned();
         let users =
             self.roster.workers().filter(|(_, worker)| worker.holdings.iter().any(|held| held.gpu == name));
@@ -245,13 +245,13 @@ mod tests {
         for second in 1..4 {
             agent.measured(GpuId(0), at(second), &memory, &BTreeMap::new(), at(second));
         }
-        let silent = agent.rows()[0].leased;
+        let silent = agent.snapshot().workers[0].row.leased;
         // Another worker wants 30 GiB of the budget of 40 GiB.
         let held = Holding { gpu: "0".to_owned(), evicted: gib(30), ..Holding::default() };
         let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };
         let (id, _) = agent.hello(who(200), hello, at(4)).unwrap();
         agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: Some(30_000) }, at(4)).unwrap();
-        let granted = agent.rows().iter().find(|row| row.worker == "other").unwrap().leased;
+        let granted = agent.snapshot().workers.iter().find(|of| of.row.worker == "other").unwrap().row.leased;
         assert!(
             silent >= gib(20) && granted.saturating_add(has) <= gib(40),
             "the silent one has {has} and counts with {silent}; the other one was granted {granted} of a budget of 40 GiB"
@@ -306,7 +306,7 @@ mod tests {
         let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };
         let (id, _) = agent.hello(who(200), hello, at(4)).unwrap();
         agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: Some(30_000) }, at(4)).unwrap();
-        let granted = agent.rows().iter().find(|row| row.worker == "other").unwrap().leased;
+        let granted = agent.snapshot().workers.iter().find(|of| of.row.worker == "other").unwrap().row.leased;
         let all = gib(30 + 40).saturating_add(mib(2 * 640)).saturating_add(granted);
         assert!(all <= gib(80), "granted {granted}: {all} of a GPU of 80 GiB may be in use");
     }

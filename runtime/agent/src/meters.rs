@@ -1,6 +1,6 @@
 //! Reading of meters in the background, because a driver may be slow or hang.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use glake_units::Bytes;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, timeout};
 
+use crate::Agent;
 use crate::daemon::{Daemon, METER_INTERVAL};
 
 /// Readings of the meters, finished and under way.
@@ -23,6 +24,8 @@ pub(crate) struct Meters {
     read_at: RefCell<HashMap<GpuId, Duration>>,
     /// GPUs whose meter did not answer when it was read last.
     unanswered: RefCell<BTreeSet<GpuId>>,
+    /// Whether the meters are being read for snapshots.
+    is_glancing: Cell<bool>,
 }
 
 /// Reading under way.
@@ -39,6 +42,7 @@ impl Meters {
             reading: RefCell::default(),
             read_at: RefCell::default(),
             unanswered: RefCell::default(),
+            is_glancing: Cell::new(false),
         }
     }
 
@@ -116,6 +120,25 @@ impl Daemon {
                 }
             }
         });
+    }
+
+    /// Reads all meters for snapshots, for as long as `longest`. Decisions do not depend on these readings, so that nothing changes because
+    /// somebody watches. A driver that hangs is asked once.
+    pub(crate) async fn glance(self: &Rc<Self>, longest: Duration) {
+        if self.meters.is_glancing.replace(true) {
+            return;
+        }
+        let (meter, gpus, daemon) = (self.meters.meter.clone(), self.ask(Agent::gpus), self.clone());
+        let reading = spawn_local(async move {
+            let read = move || {
+                gpus.into_iter().filter_map(|(gpu, name)| Some((gpu, meter.read(&name).ok()?))).collect()
+            };
+            let read: Vec<(GpuId, GpuMemory)> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            daemon.meters.is_glancing.set(false);
+            let read: Vec<(GpuId, &GpuMemory)> = read.iter().map(|(gpu, memory)| (*gpu, memory)).collect();
+            daemon.tell_quietly(|agent, now| agent.metered(&read, now));
+        });
+        let _ = timeout(longest, reading).await;
     }
 
     /// Passes a reading that began at `begun` to the agent, or records that the meter did not answer.

@@ -74,6 +74,8 @@ pub(crate) struct Worker {
     pub(crate) floors: BTreeMap<GpuId, Bytes>,
     /// Latest reading of a floor, if it differs from `floors`.
     pub(crate) seen_floors: BTreeMap<GpuId, Bytes>,
+    /// Memory of its process on each GPU at the meter's last reading, for snapshots.
+    pub(crate) used: Vec<(GpuId, Bytes)>,
     /// Whether a journal names the worker and it has not joined yet.
     pub(crate) is_silent: bool,
     pub(crate) was_refilled: bool,
@@ -141,7 +143,13 @@ impl Worker {
 
     /// Returns whether no use has begun since the report of the holdings. Without announced uses, a worker may use its memory at any time.
     pub(crate) fn is_as_told(&self, told: &Holding) -> bool {
-        self.activity.is_some_and(|page| page.begun > 0 && page.uses == 0 && told.as_of == Some(page.begun))
+        is_as_told(self.activity, told)
+    }
+
+    /// Returns whether its accounts may be others once `page` is its page.
+    pub(crate) fn counts_differ(&self, page: Option<Activity>) -> bool {
+        self.activity.map(|known| known.made) != page.map(|page| page.made)
+            || self.holdings.iter().any(|told| is_as_told(self.activity, told) != is_as_told(page, told))
     }
 
     /// Returns the memory of its pools on a GPU by its page; `None` if unknown.
@@ -212,9 +220,9 @@ impl Roster {
         };
         let before = self.workers.remove(&id).map(|worker| {
             self.by_name.remove(&worker.name);
-            (worker.floors, worker.is_away)
+            (worker.floors, worker.is_away, worker.used)
         });
-        let (floors, is_away) = before.unwrap_or_default();
+        let (floors, is_away, used) = before.unwrap_or_default();
         self.workers.insert(
             id,
             Worker {
@@ -226,6 +234,7 @@ impl Roster {
                 holdings: hello.holdings.clone(),
                 floors,
                 seen_floors: BTreeMap::new(),
+                used,
                 is_silent,
                 was_refilled: false,
                 starts_since: None,
@@ -287,11 +296,15 @@ impl Roster {
         self.by_name.get(name).copied()
     }
 
-    /// Returns the display name of a gang: that of its only worker, or of its ranks without their numbers.
-    pub(crate) fn gang_name(&self, gang: GangId) -> String {
-        let named = self.workers.values().find(|worker| worker.gang == gang);
-        let name = named.map(|worker| base(&worker.name)).or_else(|| Some(self.ended.get(&gang)?));
-        name.map_or_else(|| format!("worker {gang}"), str::to_owned)
+    /// Returns the display names of gangs, ended ones included: that of the only worker, or of ranks without their numbers.
+    pub(crate) fn gang_names(&self) -> HashMap<GangId, &str> {
+        let ended = self.ended.iter().map(|(gang, name)| (*gang, name.as_str()));
+        ended.chain(self.workers.values().map(|worker| (worker.gang, base(&worker.name)))).collect()
+    }
+
+    /// Returns the workers of a gang.
+    pub(crate) fn workers_of(&self, gang: GangId) -> impl Iterator<Item = &Worker> {
+        self.workers.values().filter(move |worker| worker.gang == gang)
     }
 
     /// Forgets the names of ended gangs except those of `logged`.
@@ -379,13 +392,15 @@ impl Roster {
         Profile { priority, tenant: *self.tenants.entry(tenant).or_insert(next), preempt, max_pause }
     }
 
-    /// Returns the display name of a worker's tenant.
-    pub(crate) fn tenant(&self, worker: &Worker) -> String {
-        match self.told(&worker.name).map(|told| told.tenant.clone()) {
-            Some(tenant) if !tenant.is_empty() => tenant,
-            _ => format!("uid {}", worker.who.uid),
-        }
+    /// Returns the tenants that the file names, by name of the worker.
+    pub(crate) fn tenants(&self) -> HashMap<&str, &str> {
+        let told = self.file.workers.iter().filter(|told| !told.tenant.is_empty());
+        told.map(|told| (told.name.as_str(), told.tenant.as_str())).collect()
     }
+}
+
+fn is_as_told(page: Option<Activity>, told: &Holding) -> bool {
+    page.is_some_and(|page| page.begun > 0 && page.uses == 0 && told.as_of == Some(page.begun))
 }
 
 /// Classifies a worker's activity. Without a page, or while loading, a worker may use its memory at any time; uses that never reached a

@@ -98,6 +98,9 @@ impl Daemon {
 
     /// Returns the rows of the file's workers that have not joined.
     pub(crate) fn child_rows(&self) -> Vec<WorkerRow> {
+        if self.children.supervisor.borrow().is_empty() {
+            return Vec::new();
+        }
         let view = self.view();
         let called = |gpu: GpuId| match self.ask(|agent| agent.roster.gpu_name(gpu).to_owned()) {
             name if name.is_empty() => gpu.0.to_string(),

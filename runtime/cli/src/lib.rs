@@ -17,4 +17,5 @@ mod installed;
 mod records;
 mod rig;
 mod target;
+pub mod top;
 pub mod topo;

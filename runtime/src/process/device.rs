@@ -105,7 +105,15 @@ impl DeviceMemory {
         open(&pool, relays());
         let pool = Arc::new(pool);
         let interval = Duration::from_micros(config.completion_interval_us);
-        let ticker = Ticker::start(&pool, interval)
+        let (counters, mut is_registered) = (observers.counters.clone(), false);
+        let look = move |has_ticked| {
+            if !std::mem::replace(&mut is_registered, true) {
+                counters.looks();
+            }
+            counters.look(has_ticked, Instant::now())
+        };
+        observers.counters.add_pool(&pool);
+        let ticker = Ticker::start_with(&pool, interval, look)
             .map_err(|source| ProcessError::NoThread { what: "completion points", source })?;
         let private = PrivatePools::new(self.fixed_pools.clone());
         let settled = AtomicU64::new(0);

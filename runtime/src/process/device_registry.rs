@@ -72,6 +72,7 @@ impl DeviceRegistry {
             DeviceMemory::new(info, lease, fixed_pools.clone())
         };
         let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
+        observers.counters.set_devices(devices.iter().map(|of| (of.id(), of.gpu(), of.info.memory)));
         let completion_events = CompletionEvents::new(driver);
         let activity = observers.activity.clone();
         completion_events.watch_holds(move |captures| activity.captures(captures));
@@ -147,7 +148,9 @@ impl DeviceRegistry {
 
     /// Enables or disables the links of other GPUs for copies, as [`ProcessEngine::multi_path`] does.
     pub(super) fn multi_path(&self, on: bool) -> Result<()> {
-        self.engine.multi_path(on, &self.completion_events, &self.pinning, &self.devices)
+        self.engine.multi_path(on, &self.completion_events, &self.pinning, &self.devices)?;
+        self.engine.made().into_iter().for_each(|engine| self.observers.counters.add_engine(engine));
+        Ok(())
     }
 
     /// Returns the engine, creating it if needed; its relays start with it if they are enabled.
@@ -155,7 +158,12 @@ impl DeviceRegistry {
     pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
         match self.engine.made() {
             Some(engine) => Ok(engine),
-            None => self.engine.get_or_make(&self.completion_events, &self.pinning, &self.devices),
+            None => {
+                let engine =
+                    self.engine.get_or_make(&self.completion_events, &self.pinning, &self.devices)?;
+                self.observers.counters.add_engine(engine);
+                Ok(engine)
+            }
         }
     }
 

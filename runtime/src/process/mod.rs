@@ -28,6 +28,7 @@
 mod activity;
 mod agent;
 mod copies;
+mod counters;
 mod device;
 mod device_registry;
 mod engine;
@@ -170,6 +171,7 @@ impl Process {
         let opened = Opened { driver: driver.clone(), devices, links, mappings };
         let agent = AgentHandle::new(opened.devices.len(), &config.lease);
         let observers = Observers::new(opened.devices.len(), agent.clone(), agent.activity.clone());
+        observers.counters.belongs_to(&name);
         let registry =
             Arc::new(DeviceRegistry::new(opened, observers, config.pool, config.transfer, &config.lease));
         let imports = Arc::<Imports>::default();

@@ -12,6 +12,7 @@ use glake_units::Bytes;
 use parking_lot::{Mutex, RwLock};
 
 use super::activity::ActivityWriter;
+use super::counters::CountersWriter;
 use super::{PoolId, Shortage};
 
 /// Observer of requests that are about to fail, called without locks.
@@ -59,6 +60,7 @@ pub(super) trait AgentEvents: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct ReportedRefill {
     agent: Arc<dyn AgentEvents>,
+    counters: Arc<CountersWriter>,
     refill: Option<u64>,
 }
 
@@ -76,6 +78,7 @@ impl Drop for ReportedRefill {
         if let Some(refill) = self.refill.take() {
             self.agent.refill_ended(refill, Err("it was given up".to_owned()));
         }
+        self.counters.note();
     }
 }
 
@@ -87,6 +90,7 @@ pub struct Observers {
     lease: RwLock<Option<OnLease>>,
     agent: Arc<dyn AgentEvents>,
     pub(super) activity: Arc<ActivityWriter>,
+    pub(super) counters: Arc<CountersWriter>,
 }
 
 impl Observers {
@@ -102,6 +106,7 @@ impl Observers {
             lease: RwLock::default(),
             agent,
             activity,
+            counters: Arc::default(),
         })
     }
 
@@ -113,7 +118,8 @@ impl Observers {
 
     /// Reports the begin of a refill to the agent; the guard reports its end.
     pub(super) fn refill_begins(&self) -> ReportedRefill {
-        ReportedRefill { agent: self.agent.clone(), refill: self.agent.refill_begins() }
+        let (agent, counters) = (self.agent.clone(), self.counters.clone());
+        ReportedRefill { refill: agent.refill_begins(), agent, counters }
     }
 
     /// Enables or disables the history, with the last `most` events.
@@ -181,6 +187,7 @@ impl LeaseObserver for Observers {
 
     fn made(&self, device: DeviceId, bytes: Bytes) {
         self.activity.made(device, bytes);
+        self.counters.note();
     }
 
     fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use glake_device::Verb;
@@ -165,4 +167,29 @@ fn a_pool_is_dropped_on_any_thread() {
         }
         assert_eq!(sim.census(), Census::default(), "round {round}");
     }
+}
+
+/// The function is called after ticks and before each sleep; the thread sleeps as long as it says, and for good without a time.
+#[test]
+fn a_function_that_looks_on_decides_how_long_the_thread_sleeps() {
+    let fixture = Fixture::new(Shape { clock: Clock::Wall, ..Shape::default() });
+    let lane = fixture.lane();
+    let (ticks, looks) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let look = {
+        let (ticks, looks) = (ticks.clone(), looks.clone());
+        move |has_ticked: bool| {
+            ticks.fetch_add(usize::from(has_ticked), Ordering::SeqCst);
+            // It asks for two more calls, and for none then.
+            (looks.fetch_add(1, Ordering::SeqCst) < 2).then_some(INTERVAL)
+        }
+    };
+    let _ticker = Ticker::start_with(&fixture.pool, INTERVAL, look).unwrap();
+    until("it was called as often as it asked for", || looks.load(Ordering::SeqCst) >= 3);
+    idle(&fixture);
+    let before = looks.load(Ordering::SeqCst);
+    std::thread::sleep(20 * INTERVAL);
+    assert_eq!((looks.load(Ordering::SeqCst), ticks.load(Ordering::SeqCst)), (before, 0), "nothing wakes it");
+    let block = fixture.pool.malloc(Bytes::mib(60), lane.pool).unwrap();
+    fixture.pool.free(block.address).unwrap();
+    until("it ticks", || ticks.load(Ordering::SeqCst) > 0);
 }

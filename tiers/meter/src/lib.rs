@@ -16,7 +16,7 @@ mod process;
 use glake_units::Bytes;
 
 pub use nvml::{NvLinks, Nvml, pci_address};
-pub use process::ProcessStat;
+pub use process::{ProcessStat, process_name};
 
 /// Memory usage of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -50,6 +50,13 @@ impl ProcessStat {
     }
 }
 
+/// Returns the name of a process's command, as the kernel cuts it (15 bytes); `None` if there is no such process in this namespace. A program
+/// may give itself any name.
+pub fn process_name(pid: u32) -> Option<String> {
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
@@ -85,5 +92,6 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(ProcessStat::of(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(ProcessStat::of(u32::MAX).is_err());
+        assert_eq!(process_name(u32::MAX), None);
     }
 }

@@ -63,6 +63,7 @@ pub use growth::MappingObserver;
 pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
 pub use live_ranges::ByteRange;
 pub use peer::PeerAccess;
+pub use records::EvictedBytes;
 pub(crate) use records::Eviction;
 
 mod block_range;
@@ -509,7 +510,8 @@ impl GpuPool {
 
     /// Returns further statistics of the pool.
     pub fn report(&self) -> Report<'_> {
-        Report { core: &self.core, clock: &self.clock, waits: &self.waits, lease: self.growth.lease() }
+        let GpuPool { core, clock, waits, records, growth, .. } = self;
+        Report { core, clock, waits, records, lease: growth.lease() }
     }
 
     /// Returns the core of the pool.
@@ -626,6 +628,7 @@ pub struct Report<'a> {
     core: &'a Core,
     clock: &'a CompletionClock,
     waits: &'a WaitTimer,
+    records: &'a ExtentRecords,
     lease: &'a Lease,
 }
 
@@ -695,6 +698,11 @@ impl Report<'_> {
             segment.domain = self.core.plain().parent(segment.domain);
         }
         segments
+    }
+
+    /// Returns the evicted bytes by place, and the bytes copied by evictions and refills so far. Visits all evicted extents.
+    pub fn evicted(&self) -> EvictedBytes {
+        self.records.evicted()
     }
 
     /// Returns the bytes of plain memory, in use or free.

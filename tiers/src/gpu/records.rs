@@ -10,7 +10,7 @@
 //! are released: a copy may be a file, or a block of another pool.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, StitchError};
 use glake_units::Bytes;
@@ -53,6 +53,26 @@ pub(crate) struct ExtentRecords {
     moved: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
     /// Number of extents whose bytes were given up: lets copies skip the lookup.
     decommitted: AtomicUsize,
+    /// Bytes copied off the GPU, and back.
+    copied_out: AtomicU64,
+    copied_back: AtomicU64,
+}
+
+/// Bytes of a pool's evicted extents by the place of their contents, and bytes copied so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvictedBytes {
+    /// Extents whose contents are in host memory.
+    pub host: Bytes,
+    /// Extents whose contents are in memory of other GPUs.
+    pub peers: Bytes,
+    /// Extents whose contents are in files.
+    pub files: Bytes,
+    /// Extents without contents: they return without a copy, or not at all.
+    pub discarded: Bytes,
+    /// Bytes that evictions have copied off the GPU.
+    pub copied_out: Bytes,
+    /// Bytes that refills have copied to the GPU.
+    pub copied_back: Bytes,
 }
 
 /// Work required to evict an extent.
@@ -83,7 +103,8 @@ pub(crate) enum Eviction {
 impl ExtentRecords {
     /// Creates records in which no extent has moved.
     pub(super) fn new(core: Arc<Core>) -> Self {
-        ExtentRecords { core, moved: Mutex::default(), decommitted: AtomicUsize::new(0) }
+        let (moved, decommitted, copied_out, copied_back) = Default::default();
+        ExtentRecords { core, moved, decommitted, copied_out, copied_back }
     }
 
     /// Returns the extents of a domain with their residency.
@@ -212,6 +233,28 @@ impl ExtentRecords {
         copies.filter(|copy| copy.host_block().is_some()).map(StoredCopy::size).sum()
     }
 
+    /// Returns the evicted bytes by place. Visits all moved extents.
+    pub(super) fn evicted(&self) -> EvictedBytes {
+        let moved = self.moved.lock();
+        let core = self.core.lock();
+        let mut sums = EvictedBytes {
+            copied_out: Bytes::new(self.copied_out.load(Ordering::Relaxed)),
+            copied_back: Bytes::new(self.copied_back.load(Ordering::Relaxed)),
+            ..EvictedBytes::default()
+        };
+        for (extent, record) in moved.iter() {
+            let sum = match record.residency.authority() {
+                Place::Gpu => continue,
+                Place::Host if record.copy.is_some() => &mut sums.host,
+                Place::Peer(_) if record.copy.is_some() => &mut sums.peers,
+                Place::File if record.copy.is_some() => &mut sums.files,
+                _ => &mut sums.discarded,
+            };
+            *sum = sum.saturating_add(core.extents().size_and_domain(*extent).0);
+        }
+        sums
+    }
+
     /// Returns the copy of an evicted extent if it is in host memory.
     pub(crate) fn evicted_to_host(&self, extent: ExtentId) -> Option<Arc<HostBlock>> {
         let moved = self.moved.lock();
@@ -300,6 +343,7 @@ impl ExtentRecords {
         let needed = !self.core.lock().extents().kept_ranges(extent).is_empty();
         if let Some(record) = moved.get_mut(&extent) {
             record.residency = self.after(record.residency, Step::Copied)?;
+            self.copied_out.fetch_add(copy.size().get(), Ordering::Relaxed);
             if needed {
                 record.copy = Some(copy);
             }
@@ -342,6 +386,8 @@ impl ExtentRecords {
             self.decommitted.fetch_sub(1, Ordering::AcqRel);
         }
         record.residency = arrived;
+        let copied = record.copy.as_ref().map_or(Bytes::ZERO, StoredCopy::size);
+        self.copied_back.fetch_add(copied.get(), Ordering::Relaxed);
         match &record.copy {
             Some(copy)
                 if retain && covers(copy.ranges(), &self.core.kept(&self.core.lock(), extent).ranges) =>

@@ -289,6 +289,10 @@ pub struct RegionHolding {
     pub resident: Bytes,
     /// Evicted bytes that can be refilled.
     pub evicted: Bytes,
+    /// Part of `evicted` whose copy is in files.
+    pub in_files: Bytes,
+    /// Part of `evicted` whose copy is on other GPUs.
+    pub in_peers: Bytes,
     /// Part of `resident` that a shrink skips: fixed and exported extents.
     pub fixed: Bytes,
     /// Part of `resident` that moves without copying: discarded by the region's policy, or without live bytes.
@@ -314,9 +318,14 @@ impl Region {
             ..RegionHolding::default()
         };
         let (mut leaving, mut kept) = (Vec::new(), Vec::new());
-        for (view, _) in standing.iter().filter(|(_, residency)| !residency.is_decommitted()) {
+        for (view, residency) in standing.iter().filter(|(_, residency)| !residency.is_decommitted()) {
             if view.state == ExtentState::Evicted {
                 held.evicted = held.evicted.saturating_add(view.size);
+                match residency.authority() {
+                    Place::File => held.in_files = held.in_files.saturating_add(view.size),
+                    Place::Peer(_) => held.in_peers = held.in_peers.saturating_add(view.size),
+                    Place::Gpu | Place::Host | Place::Nowhere => {}
+                }
                 continue;
             }
             held.resident = held.resident.saturating_add(view.size);

@@ -1,6 +1,7 @@
 //! Description of metrics. Every list of metrics consists of these, and docs/METRICS.md is generated from them.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Description of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +76,48 @@ pub enum Stability {
     Stable,
     /// May change with any version; announced in the changelog.
     Experimental,
+}
+
+/// Distribution of durations over cumulative buckets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    /// Upper end of each bucket in seconds, ascending.
+    ends: &'static [f64],
+    /// Number of durations up to each end.
+    within: Vec<u64>,
+    count: u64,
+    sum: Duration,
+}
+
+impl Histogram {
+    /// Creates an empty histogram. `ends`: upper end of each bucket in seconds, ascending.
+    pub fn new(ends: &'static [f64]) -> Self {
+        Histogram { ends, within: vec![0; ends.len()], count: 0, sum: Duration::ZERO }
+    }
+
+    /// Counts a duration.
+    pub fn add(&mut self, took: Duration) {
+        self.count += 1;
+        self.sum = self.sum.saturating_add(took);
+        let seconds = took.as_secs_f64();
+        let within = self.ends.iter().zip(&mut self.within);
+        within.filter(|(end, _)| seconds <= **end).for_each(|(_, count)| *count += 1);
+    }
+
+    /// Returns the upper end of each bucket in seconds, and the number of durations up to it.
+    pub fn within(&self) -> impl Iterator<Item = (f64, u64)> {
+        self.ends.iter().copied().zip(self.within.iter().copied())
+    }
+
+    /// Returns the number of durations.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns the sum of the durations.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
 }
 
 /// Formats the unit for the page of metrics.

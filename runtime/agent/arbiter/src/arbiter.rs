@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::gang::{Gang, Growth, Presence, State};
+use crate::gang::{Gang, Growth, State};
 use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::ledger::Ledger;
-use crate::log::{Decision, Log, Outcome};
+use crate::log::{Log, LoggedDecision, Outcome, Timings};
 use crate::{Action, Denied, Event, GangId, GpuId, Profile, Settings, UseState, WorkerId};
 
 /// Arbiter of the memory of a server's GPUs.
@@ -77,8 +77,13 @@ impl Arbiter {
     }
 
     /// Returns the latest decisions, the oldest first.
-    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+    pub fn decisions(&self) -> impl Iterator<Item = &LoggedDecision> {
         self.log.decisions()
+    }
+
+    /// Returns the durations of waits and operations so far.
+    pub fn timings(&self) -> &Timings {
+        &self.log.timings
     }
 
     /// Returns the accounted memory of each worker on each GPU.
@@ -101,30 +106,9 @@ impl Arbiter {
         self.ledger.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit)
     }
 
-    /// Predicts the time until a worker's memory is back on its GPUs; 0 if all of it is resident.
-    pub fn predicted_wake(&self, worker: WorkerId) -> Option<Duration> {
-        let gang = self.ledger.gang(worker)?;
-        let is_there = gang.is_resident() && gang.contexts.is_present();
-        Some(if is_there { Duration::ZERO } else { self.ledger.predicted_return(gang) })
-    }
-
     /// Returns the name of a worker's current state, as `glake ps` prints it.
     pub fn state(&self, worker: WorkerId) -> Option<&'static str> {
-        let gang = self.ledger.gang(worker)?;
-        Some(match gang.state {
-            _ if gang.contexts.presence == Presence::Leaving => "checkpointing",
-            _ if gang.contexts.presence == Presence::Returning => "restoring",
-            _ if gang.contexts.is_lost() => "failed",
-            State::Resting if !gang.contexts.is_present() && gang.want.is_none() => "checkpointed",
-            _ if gang.silent => "silent",
-            State::Parking { .. } => "parking",
-            State::Shrinking { .. } => "shrinking",
-            State::Refilling(_) if gang.starting => "starting",
-            State::Refilling(_) => "refilling",
-            State::Resting if gang.want.is_some() => "waiting",
-            State::Resting if gang.is_resident() => "resident",
-            State::Resting => "asleep",
-        })
+        self.ledger.gang(worker).map(Gang::state_name)
     }
 
     /// Returns whether a worker has missed the deadline of a shrink that can still end.

@@ -11,6 +11,7 @@ use crate::arbiter::Arbiter;
 use crate::gang::{Distrust, Gang, Refill, Share, ShareKey, State};
 use crate::gpu::Gpu;
 use crate::log::{Decision, Outcome, Victim};
+use crate::overview::RequestKind;
 use crate::predictions::over;
 use crate::victims::Take;
 use crate::{Action, Denied, GangId, GpuId, Tier, UseState, WorkerId};
@@ -18,7 +19,7 @@ use crate::{Action, Denied, GangId, GpuId, Tier, UseState, WorkerId};
 /// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
 /// Timeout of moving copies from host memory to files.
-const DEMOTION: Duration = Duration::from_secs(30);
+pub(crate) const DEMOTION: Duration = Duration::from_secs(30);
 
 /// Victims of a request that got a command.
 #[derive(Debug)]
@@ -155,7 +156,15 @@ impl Arbiter {
         }
         self.ledger.set_state(
             id,
-            State::Shrinking { waits, since: self.ledger.now, by: Some(by), leaving, dirty, hosting },
+            State::Shrinking {
+                waits,
+                since: self.ledger.now,
+                by: Some(by),
+                leaving,
+                returned: Bytes::ZERO,
+                dirty,
+                hosting,
+            },
         );
     }
 
@@ -283,8 +292,11 @@ impl Arbiter {
             }
         }
         self.cancel_parks(id);
+        let now = self.ledger.now;
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
-        gang.want = None;
+        if let Some(want) = gang.want.take() {
+            self.log.timings.waited(RequestKind::Refill, true, now.saturating_sub(want.since));
+        }
         if gang.is_resting() {
             gang.is_parked = false;
         }
@@ -321,6 +333,7 @@ impl Arbiter {
         if !starts && admitted == since {
             gang.predictions.saw_refill(*copied, self.ledger.settings.link, took);
         }
+        self.log.timings.switched(if *starts { "start" } else { "refill" }, took);
         let busy = over(*copied, self.ledger.settings.link);
         let gpus: BTreeSet<GpuId> = gang
             .shares
@@ -368,8 +381,12 @@ impl Arbiter {
     }
 
     pub(crate) fn deny(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
+        let now = self.ledger.now;
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
-        (gang.want, gang.contexts.rests_since) = (None, self.ledger.now);
+        if let Some(want) = gang.want.take() {
+            self.log.timings.waited(RequestKind::Refill, false, now.saturating_sub(want.since));
+        }
+        gang.contexts.rests_since = now;
         if retry_after.is_none() {
             gang.begin_anew();
         }

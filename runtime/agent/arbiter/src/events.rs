@@ -64,13 +64,19 @@ impl Arbiter {
                         (held.lease, held.resident) =
                             (held.lease.saturating_sub(bytes), held.resident.saturating_sub(bytes));
                     });
+                    let gang = self.ledger.gangs.get_mut(&id);
+                    if let Some(Gang { state: State::Shrinking { returned, .. }, .. }) = gang {
+                        *returned = returned.saturating_add(bytes);
+                    }
                     self.ledger.extend_growths(id, gpu);
                     self.ledger.extend_shrink(id);
                 }
             }
             Event::Shrunk { worker, accounts } => {
                 self.ledger.update_accounts(worker, &accounts);
-                self.ledger.end_shrink(worker);
+                if let Some(took) = self.ledger.end_shrink(worker) {
+                    self.log.timings.switched("shrink", took);
+                }
             }
             Event::Refilled { worker, accounts } => {
                 self.ledger.update_accounts(worker, &accounts);
@@ -236,7 +242,9 @@ impl Arbiter {
         waits.remove(&worker);
         if waits.is_empty() {
             let (since, takes) = (*since, std::mem::take(takes));
-            gang.predictions.saw_park(now.saturating_sub(since), longest);
+            let took = now.saturating_sub(since);
+            gang.predictions.saw_park(took, longest);
+            self.log.timings.switched("park", took);
             gang.is_parked = true;
             gang.parks = gang.parks.saturating_add(1);
             self.shrink(id, &takes);
@@ -269,7 +277,7 @@ impl Arbiter {
             // The operator asks again.
             (State::Parking { whom: None, .. }, Task::Park) => return self.unpark(id),
             (State::Parking { .. }, Task::Park) => self.unpark(id),
-            (State::Shrinking { .. }, Task::Shrink) => self.ledger.end_shrink(worker),
+            (State::Shrinking { .. }, Task::Shrink) => _ = self.ledger.end_shrink(worker),
             (State::Refilling(refill), Task::Refill) if refill.waits.contains(&worker) => {
                 match refill.admitted {
                     // This excludes the gang for longer.

@@ -104,6 +104,8 @@ pub(crate) enum State {
         since: Duration,
         by: Option<Duration>,
         leaving: Bytes,
+        /// Memory that has been returned since.
+        returned: Bytes,
         dirty: Bytes,
         /// Upper bound of the bytes that go to host memory.
         hosting: Bytes,
@@ -251,6 +253,24 @@ impl Gang {
 
     pub(crate) fn is_resting(&self) -> bool {
         matches!(self.state, State::Resting)
+    }
+
+    /// Returns the name of the current state, as `glake ps` prints it.
+    pub(crate) fn state_name(&self) -> &'static str {
+        match self.state {
+            _ if self.contexts.presence == Presence::Leaving => "checkpointing",
+            _ if self.contexts.presence == Presence::Returning => "restoring",
+            _ if self.contexts.is_lost() => "failed",
+            State::Resting if !self.contexts.is_present() && self.want.is_none() => "checkpointed",
+            _ if self.silent => "silent",
+            State::Parking { .. } => "parking",
+            State::Shrinking { .. } => "shrinking",
+            State::Refilling(_) if self.starting => "starting",
+            State::Refilling(_) => "refilling",
+            State::Resting if self.want.is_some() => "waiting",
+            State::Resting if self.is_resident() => "resident",
+            State::Resting => "asleep",
+        }
     }
 
     /// Returns whether an operation with a deadline is under way.
@@ -422,6 +442,8 @@ pub(crate) struct ContextState {
     pub(crate) presence: Presence,
     /// Worker whose contexts left; the gang may get another rank meanwhile.
     pub(crate) worker: Option<WorkerId>,
+    /// Time of the last change of `presence`.
+    pub(crate) since: Duration,
     /// Time since which the gang rests.
     pub(crate) rests_since: Duration,
     /// Earliest time of the next checkpoint after a failed one.

@@ -235,17 +235,20 @@ impl Ledger {
         self.update_under_way(id);
     }
 
-    pub(crate) fn end_shrink(&mut self, worker: WorkerId) {
+    /// Records the answer of a worker to a shrink. Returns the duration of the shrink if it was the last of its gang.
+    pub(crate) fn end_shrink(&mut self, worker: WorkerId) -> Option<Duration> {
         let (now, link) = (self.now, self.settings.link);
-        let Some((id, gang)) = self.gang_mut(worker) else { return };
-        let State::Shrinking { waits, since, leaving, dirty, .. } = &mut gang.state else { return };
+        let (id, gang) = self.gang_mut(worker)?;
+        let State::Shrinking { waits, since, leaving, dirty, .. } = &mut gang.state else { return None };
         waits.remove(&worker);
-        if waits.is_empty() {
-            let (since, leaving, dirty) = (*since, *leaving, *dirty);
-            gang.predictions.saw_shrink(leaving, dirty, link, now.saturating_sub(since));
-            gang.distrust = Distrust::default();
-            self.set_state(id, State::Resting);
+        if !waits.is_empty() {
+            return None;
         }
+        let (took, leaving, dirty) = (now.saturating_sub(*since), *leaving, *dirty);
+        gang.predictions.saw_shrink(leaving, dirty, link, took);
+        gang.distrust = Distrust::default();
+        self.set_state(id, State::Resting);
+        Some(took)
     }
 
     /// Clears the needs of a worker on GPUs missing from `named`, once it is resident and has given their leases back: its start reserved
@@ -263,7 +266,7 @@ impl Ledger {
     /// Sets the location of a gang's contexts and adjusts the accounted floors.
     pub(crate) fn set_presence(&mut self, id: GangId, worker: Option<WorkerId>, presence: Presence) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
-        gang.contexts.presence = presence;
+        (gang.contexts.presence, gang.contexts.since) = (presence, self.now);
         gang.contexts.worker = worker.filter(|_| presence != Presence::Present);
         if presence == Presence::Present {
             (gang.contexts.restore_after, gang.contexts.misses) = (self.now, 0);
@@ -315,6 +318,12 @@ impl Ledger {
     pub(crate) fn predicted_return(&self, gang: &Gang) -> Duration {
         let restore = if gang.contexts.is_present() { Duration::ZERO } else { self.settings.restore };
         restore + gang.predictions.refill(gang.copied().0, self.settings.link)
+    }
+
+    /// Returns the predicted time until a gang's memory is back; 0 if all of it is resident.
+    pub(crate) fn predicted_wake(&self, gang: &Gang) -> Duration {
+        let is_there = gang.is_resident() && gang.contexts.is_present();
+        if is_there { Duration::ZERO } else { self.predicted_return(gang) }
     }
 
     /// Returns the timeout of an operation with a predicted duration.

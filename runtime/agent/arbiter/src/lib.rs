@@ -6,7 +6,8 @@
 //!                                        │ ledger      memory of each gang on each GPU, operations under way
 //!                                        │ planner     distribution of free bytes, order of wants
 //!                                        │ victims     choice of the memory that leaves, pure
-//!                                        └ log         decisions and their reasons
+//!                                        ├ overview    a copy of all of it for people
+//!                                        └ log         decisions and their reasons, and times of waits and switches
 //!  plan: simulated workers, links and time ─► the same step ─► waiting times of requests
 //! ```
 //!
@@ -42,6 +43,7 @@ mod interface;
 mod ledger;
 mod log;
 pub mod node;
+mod overview;
 pub mod plan;
 mod planner;
 mod predictions;
@@ -55,5 +57,9 @@ pub use glake_wire::Denied;
 pub use interface::{
     Account, Action, Contexts, Event, GangId, GpuId, Joined, Preempt, Profile, Task, Tier, UseState, WorkerId,
 };
-pub use log::{Decision, Outcome, Victim};
+pub use log::{Decision, LoggedDecision, OPERATIONS, Outcome, Timings, Victim};
+pub use overview::{
+    GpuAccount, Operation, OperationTask, Overview, Pending, Request, RequestKind, ShareAccount,
+    WorkerAccount,
+};
 pub use victims::Why;

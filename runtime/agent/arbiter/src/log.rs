@@ -1,12 +1,15 @@
-//! Log of decisions and their reasons, for `glake explain`.
+//! Log of decisions and their reasons, for `glake explain`, and durations of waits and operations.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
+use std::ops::Deref;
 use std::time::Duration;
 
 use glake_units::Bytes;
+use glake_units::metrics::Histogram;
 use serde::Serialize;
 
+use crate::overview::RequestKind;
 use crate::{Denied, GangId, GpuId, Why};
 
 const KEPT: usize = 256;
@@ -68,33 +71,111 @@ pub enum Outcome {
     Died,
 }
 
-/// Ring of the latest decisions. Later decisions never depend on the log.
+/// Decision in the log.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LoggedDecision {
+    /// Number of the decision, from 1. A decision that replaces an equal one keeps its number.
+    pub number: u64,
+    /// Number of the last change of the log that concerned this decision. Changes are numbered from 1.
+    pub changed: u64,
+    #[serde(flatten)]
+    pub decision: Decision,
+}
+
+impl Deref for LoggedDecision {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        &self.decision
+    }
+}
+
+/// Ring of the latest decisions, and the durations of what was decided. Later decisions never depend on the log.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Log(VecDeque<Decision>);
+pub(crate) struct Log {
+    decisions: VecDeque<LoggedDecision>,
+    /// Number of decisions, and of changes, so far.
+    count: u64,
+    changes: u64,
+    pub(crate) timings: Timings,
+}
 
 impl Log {
     pub(crate) fn decided(&mut self, decision: Decision) {
         // A program that tries again and again must not push all other decisions out.
         let is_growth = matches!(decision.outcome, Outcome::GrowthDenied(_));
-        let same = |last: &Decision| last.gang == decision.gang && last.outcome == decision.outcome;
-        if is_growth && self.0.back().is_some_and(same) {
-            self.0.pop_back();
+        let same = |last: &LoggedDecision| last.gang == decision.gang && last.outcome == decision.outcome;
+        let replaced = self.decisions.pop_back_if(|last| is_growth && same(last));
+        if self.decisions.len() == KEPT {
+            self.decisions.pop_front();
         }
-        if self.0.len() == KEPT {
-            self.0.pop_front();
-        }
-        self.0.push_back(decision);
+        self.count += u64::from(replaced.is_none());
+        self.changes += 1;
+        let number = replaced.map_or(self.count, |replaced| replaced.number);
+        self.decisions.push_back(LoggedDecision { number, changed: self.changes, decision });
     }
 
     pub(crate) fn ended(&mut self, gang: GangId, outcome: Outcome) {
-        let open = |decision: &&mut Decision| decision.gang == gang && decision.outcome == Outcome::UnderWay;
-        if let Some(decision) = self.0.iter_mut().rev().find(open) {
-            decision.outcome = outcome;
+        let open = |of: &&mut LoggedDecision| of.gang == gang && of.outcome == Outcome::UnderWay;
+        if let Some(of) = self.decisions.iter_mut().rev().find(open) {
+            self.changes += 1;
+            (of.decision.outcome, of.changed) = (outcome, self.changes);
         }
     }
 
-    pub(crate) fn decisions(&self) -> impl Iterator<Item = &Decision> {
-        self.0.iter()
+    pub(crate) fn decisions(&self) -> impl Iterator<Item = &LoggedDecision> {
+        self.decisions.iter()
+    }
+}
+
+/// Upper ends of the buckets of durations, in seconds.
+const BUCKETS: &[f64] = &[0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0];
+
+/// Operations whose durations are recorded, as label values.
+pub const OPERATIONS: &[&str] = &["park", "shrink", "refill", "start"];
+
+/// Durations of waits for memory and of operations.
+#[derive(Clone, Debug)]
+pub struct Timings {
+    /// Waits by kind and success: those of wants, granted and denied, then those of growths.
+    waits: [Histogram; 4],
+    /// Completed operations, in the order of [`OPERATIONS`].
+    switches: Vec<Histogram>,
+}
+
+impl Default for Timings {
+    fn default() -> Self {
+        let empty = || Histogram::new(BUCKETS);
+        Timings {
+            waits: [empty(), empty(), empty(), empty()],
+            switches: OPERATIONS.iter().map(|_| empty()).collect(),
+        }
+    }
+}
+
+impl Timings {
+    pub(crate) fn waited(&mut self, kind: RequestKind, is_granted: bool, took: Duration) {
+        let at = Self::place(kind, is_granted);
+        self.waits[at].add(took);
+    }
+
+    pub(crate) fn switched(&mut self, operation: &str, took: Duration) {
+        let at = OPERATIONS.iter().position(|known| *known == operation);
+        at.and_then(|at| self.switches.get_mut(at)).into_iter().for_each(|of| of.add(took));
+    }
+
+    /// Returns the waits of one kind that ended with or without memory. A start counts as a refill.
+    pub fn waits(&self, kind: RequestKind, is_granted: bool) -> &Histogram {
+        &self.waits[Self::place(kind, is_granted)]
+    }
+
+    /// Returns the durations of completed operations, in the order of [`OPERATIONS`].
+    pub fn switches(&self) -> &[Histogram] {
+        &self.switches
+    }
+
+    fn place(kind: RequestKind, is_granted: bool) -> usize {
+        2 * usize::from(kind == RequestKind::Growth) + usize::from(!is_granted)
     }
 }
 

@@ -21,6 +21,7 @@ use crate::gang::{Gang, Growth, Presence, Refill, Share, State};
 use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::log::{Decision, Outcome};
+use crate::overview::RequestKind;
 use crate::{Action, Denied, GangId, GpuId, WorkerId};
 
 impl Arbiter {
@@ -272,6 +273,8 @@ impl Arbiter {
             self.ledger.growths.push(growth);
         } else if self.ledger.free_besides_restores(growth.gpu) >= growth.bytes {
             self.grant(growth.gang, (growth.worker, growth.gpu), growth.bytes);
+            let waited = self.ledger.now.saturating_sub(growth.since);
+            self.log.timings.waited(RequestKind::Growth, true, waited);
             self.end_growth(&growth);
         } else if self.ledger.is_impossible(&growth) {
             self.deny_growth(&growth, Denied::TooLarge);
@@ -308,6 +311,7 @@ impl Arbiter {
     pub(crate) fn deny_growth(&mut self, growth: &Growth, why: Denied) {
         let Growth { gang, worker, gpu, bytes, since, .. } = *growth;
         self.actions.push(Action::DenyGrowth { worker, gpu, bytes, why });
+        self.log.timings.waited(RequestKind::Growth, false, self.ledger.now.saturating_sub(since));
         // The loss of a worker is a decision of its own.
         if why != Denied::Lost {
             let (at, profile) = (self.ledger.now, self.ledger.gangs.get(&gang).map(|gang| &gang.profile));

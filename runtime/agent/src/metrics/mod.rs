@@ -6,12 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
-use std::time::Duration;
 
-use glake_arbiter::{Action, Denied, GpuId};
+use glake_arbiter::{Action, Denied, GpuId, OPERATIONS, RequestKind};
 use glake_units::Bytes;
-use glake_units::metrics::{Kind, Label, Metric, Stability, Unit};
-use glake_wire::WorkerRow;
+use glake_units::metrics::{Histogram, Kind, Label, Metric, Stability, Unit};
+use glake_wire::{GpuRow, Snapshot, WatchedWorker};
 
 use crate::Agent;
 
@@ -19,10 +18,16 @@ use crate::Agent;
 pub const METRICS: &[Metric] = &[
     GPU_LIMIT,
     GPU_CLAIMED,
+    GPU_USED,
+    GPU_UNMANAGED,
     WORKER_LEASE,
     WORKER_BYTES,
+    WORKER_PLACES,
     WORKER_WAKE,
+    HOST_PINNED,
     WANTS,
+    WAITS,
+    SWITCHES,
     DENIED,
     GROWTHS_DENIED,
     GRANTS,
@@ -39,6 +44,14 @@ pub const METRICS: &[Metric] = &[
 const GPU: Label = any("gpu");
 const WORKER: Label = any("worker");
 const PLACES: &[&str] = &["resident", "evicted"];
+/// Places of a worker's memory that add up to all of it.
+const WHERE: &[&str] = &["context", "gpu", "host", "peer", "file", "unknown"];
+const KINDS: &[&str] = &["want", "growth"];
+const ENDS: &[&str] = &["granted", "denied"];
+
+/// Limit of the workers with samples of their own; the others share [`OTHERS`], which cannot be the name of a worker.
+const MOST_WORKERS: usize = 1000;
+const OTHERS: &str = "(others)";
 
 const GPU_LIMIT: Metric =
     gauge("glake_gpu_limit_bytes", Unit::Bytes, &[GPU], "What workers may have of a GPU together.");
@@ -48,6 +61,18 @@ const GPU_CLAIMED: Metric = gauge(
     &[GPU],
     "What counts as memory of workers: floors, leases, and what dead ones had until the meter shows it free.",
 );
+const GPU_USED: Metric = gauge(
+    "glake_gpu_used_bytes",
+    Unit::Bytes,
+    &[GPU],
+    "Memory of a GPU in use by all programs, at the meter's last reading; no sample before the first.",
+);
+const GPU_UNMANAGED: Metric = gauge(
+    "glake_gpu_unmanaged_bytes",
+    Unit::Bytes,
+    &[GPU],
+    "The part of it that belongs to no worker of this agent.",
+);
 const WORKER_LEASE: Metric =
     gauge("glake_worker_lease_bytes", Unit::Bytes, &[WORKER], "What a worker may hold, of all GPUs.");
 const WORKER_BYTES: Metric = gauge(
@@ -56,6 +81,19 @@ const WORKER_BYTES: Metric = gauge(
     &[WORKER, Label { name: "place", values: PLACES }],
     "A worker's memory, of all GPUs: what is resident, and what is evicted.",
 );
+const WORKER_PLACES: Metric = gauge(
+    "glake_worker_place_bytes",
+    Unit::Bytes,
+    &[WORKER, Label { name: "place", values: WHERE }],
+    "A worker's memory by place, of all GPUs: its contexts, what is on its GPUs, and copies of evicted memory in host memory, on other GPUs, \
+     in files, or in a place that a worker of an earlier release does not say.",
+);
+const HOST_PINNED: Metric = gauge(
+    "glake_host_pinned_bytes",
+    Unit::Bytes,
+    &[],
+    "Pinned host memory that copies of all workers take, copies of resident memory included.",
+);
 const WORKER_WAKE: Metric = experimental(gauge(
     "glake_worker_wake_seconds",
     Unit::Seconds,
@@ -63,6 +101,24 @@ const WORKER_WAKE: Metric = experimental(gauge(
     "How long a worker's memory would take to come back, as predicted.",
 ));
 const WANTS: Metric = gauge("glake_wants", Unit::Count, &[], "Gangs whose uses wait for memory.");
+const WAITS: Metric = Metric {
+    kind: Kind::Histogram,
+    ..gauge(
+        "glake_wait_seconds",
+        Unit::Seconds,
+        &[Label { name: "kind", values: KINDS }, Label { name: "end", values: ENDS }],
+        "How long requests waited until all of their memory was granted, or until they were denied; starts of workers are wants.",
+    )
+};
+const SWITCHES: Metric = Metric {
+    kind: Kind::Histogram,
+    ..gauge(
+        "glake_switch_seconds",
+        Unit::Seconds,
+        &[Label { name: "what", values: OPERATIONS }],
+        "How long completed operations took: parks until uses stood, shrinks, refills and starts from their decision to their end.",
+    )
+};
 const DENIED: Metric = counter(
     "glake_denied_total",
     Unit::Count,
@@ -144,17 +200,38 @@ const fn experimental(metric: Metric) -> Metric {
 /// Returns all metrics, as `glake ps --metrics` prints them. Counters are present from the start, as 0.
 pub(crate) fn text(agent: &Agent) -> String {
     let mut text = Exposition::default();
-    let (arbiter, counts, gpus, rows) = (&agent.arbiter, &agent.counts, agent.gpus(), agent.rows());
+    let (arbiter, counts, gpus) = (&agent.arbiter, &agent.counts, agent.gpus());
+    let Snapshot { gpus: rows, workers, hosted, .. } = agent.snapshot();
     let of = |gpu| counts.gpus.get(&gpu).copied().unwrap_or_default();
-    text.metric(&GPU_LIMIT, each_gpu(&gpus, |gpu| arbiter.limit(gpu).get()));
-    text.metric(&GPU_CLAIMED, each_gpu(&gpus, |gpu| arbiter.claimed(gpu).get()));
-    text.metric(&WORKER_LEASE, rows.iter().map(|row| ([row.worker.as_str()], row.leased.get())));
-    let places = |row: &WorkerRow| PLACES.iter().copied().zip([row.resident.get(), row.evicted.get()]);
+    let each_row = |of: fn(&GpuRow) -> Option<Bytes>| {
+        rows.iter().filter_map(move |row| Some(([row.gpu.as_str()], of(row)?.get())))
+    };
+    text.metric(&GPU_LIMIT, each_row(|row| Some(row.limit)));
+    text.metric(&GPU_CLAIMED, each_row(|row| Some(row.claimed)));
+    text.metric(&GPU_USED, each_row(|row| row.used));
+    text.metric(&GPU_UNMANAGED, each_row(|row| row.used.map(|_| row.unmanaged)));
+    let workers = by_worker(&workers);
+    text.metric(&WORKER_LEASE, workers.iter().map(|of| ([of.name], of.lease.get())));
+    let places = |of: &Figures<'_>| PLACES.iter().copied().zip([of.resident.get(), of.evicted.get()]);
+    text.metric(
+        &WORKER_BYTES,
+        workers.iter().flat_map(|of| places(of).map(|(place, bytes)| ([of.name, place], bytes))),
+    );
+    let places = |of: &Figures<'_>| WHERE.iter().copied().zip(of.places);
     let placed =
-        rows.iter().flat_map(|row| places(row).map(|(place, bytes)| ([row.worker.as_str(), place], bytes)));
-    text.metric(&WORKER_BYTES, placed);
-    text.metric(&WORKER_WAKE, rows.iter().map(|row| ([row.worker.as_str()], row.predicted_wake_s)));
+        workers.iter().flat_map(|of| places(of).map(|(place, bytes)| ([of.name, place], bytes.get())));
+    text.metric(&WORKER_PLACES, placed);
+    text.metric(&WORKER_WAKE, workers.iter().map(|of| ([of.name], of.wake_s)));
+    text.metric(&HOST_PINNED, [([], hosted.get())]);
     text.metric(&WANTS, [([], arbiter.waiting())]);
+    let waits = |(kind, name)| {
+        ENDS.iter()
+            .zip([true, false])
+            .map(move |(end, is_granted)| ([name, *end], arbiter.timings().waits(kind, is_granted)))
+    };
+    let kinds = [RequestKind::Refill, RequestKind::Growth].into_iter().zip(KINDS.iter().copied());
+    text.histogram(&WAITS, kinds.flat_map(waits));
+    text.histogram(&SWITCHES, OPERATIONS.iter().map(|name| [*name]).zip(arbiter.timings().switches()));
     text.metric(&DENIED, each_word(WHY, &counts.denied));
     text.metric(&GROWTHS_DENIED, each_gpu(&gpus, |gpu| of(gpu).growths_denied));
     text.metric(&GRANTS, each_gpu(&gpus, |gpu| of(gpu).grants));
@@ -164,10 +241,59 @@ pub(crate) fn text(agent: &Agent) -> String {
     text.metric(&FAILED, each_word(WHAT, &counts.failed));
     text.metric(&DISTRUSTED, [([], counts.distrusted)]);
     text.metric(&GIVEN_UP, [([], counts.given_up)]);
-    text.metric(&LINK_DUTY, each_gpu(&gpus, |gpu| arbiter.link_duty(gpu)));
-    let decisions = &counts.decisions;
-    text.histogram(&DECISIONS, decisions.within(), decisions.count, decisions.took.as_secs_f64());
+    text.metric(&LINK_DUTY, rows.iter().map(|row| ([row.gpu.as_str()], row.link_duty)));
+    text.histogram(&DECISIONS, [([], &counts.decisions)]);
     text.text()
+}
+
+/// Figures of a worker, or of all workers beyond [`MOST_WORKERS`].
+#[derive(Default)]
+struct Figures<'a> {
+    name: &'a str,
+    lease: Bytes,
+    resident: Bytes,
+    evicted: Bytes,
+    /// Memory at each place of [`WHERE`].
+    places: [Bytes; WHERE.len()],
+    wake_s: f64,
+}
+
+impl Figures<'_> {
+    fn add(&mut self, WatchedWorker { row, gpus, .. }: &WatchedWorker) {
+        let add = |sum: &mut Bytes, bytes: Bytes| *sum = sum.saturating_add(bytes);
+        add(&mut self.lease, row.leased);
+        add(&mut self.resident, row.resident);
+        add(&mut self.evicted, row.evicted);
+        self.wake_s += row.predicted_wake_s;
+        for of in gpus {
+            let [context, gpu, host, peer, file, unknown] = &mut self.places;
+            add(context, of.context);
+            add(gpu, of.resident);
+            match (of.in_peers, of.in_files) {
+                (Some(in_peers), Some(in_files)) => {
+                    add(peer, in_peers);
+                    add(file, in_files);
+                    add(host, of.evicted.saturating_sub(in_peers).saturating_sub(in_files));
+                }
+                _ => add(unknown, of.evicted),
+            }
+        }
+    }
+}
+
+/// Returns the figures of the first workers, by name, and the sum of the rest.
+fn by_worker(workers: &[WatchedWorker]) -> Vec<Figures<'_>> {
+    let (own, rest) = workers.split_at(workers.len().min(MOST_WORKERS));
+    let mut figures: Vec<Figures<'_>> = Vec::new();
+    for worker in own {
+        let mut of = Figures { name: &worker.row.worker, ..Figures::default() };
+        of.add(worker);
+        figures.push(of);
+    }
+    let mut others = Figures { name: OTHERS, ..Figures::default() };
+    rest.iter().for_each(|worker| others.add(worker));
+    figures.extend((!rest.is_empty()).then_some(others));
+    figures
 }
 
 fn each_gpu<V>(gpus: &[(GpuId, String)], value: impl Fn(GpuId) -> V) -> impl Iterator<Item = ([&str; 1], V)> {
@@ -184,8 +310,8 @@ fn each_word(
 #[cfg(test)]
 mod tests;
 
-/// Upper ends of the buckets of decision times, in microseconds.
-const BUCKETS: [u32; 9] = [5, 10, 20, 50, 100, 200, 500, 1000, 10_000];
+/// Upper ends of the buckets of decision times, in seconds.
+const BUCKETS: &[f64] = &[5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2];
 
 /// Reasons for denials, as label values.
 pub(crate) const WHY: &[&str] = &["too_large", "deadline", "incomplete", "lost"];
@@ -193,7 +319,7 @@ pub(crate) const WHY: &[&str] = &["too_large", "deadline", "incomplete", "lost"]
 pub(crate) const WHAT: &[&str] = &["park", "shrink", "refill", "other"];
 
 /// Counters of the agent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counts {
     pub(crate) gpus: BTreeMap<GpuId, GpuCounts>,
     pub(crate) parks: u64,
@@ -203,7 +329,7 @@ pub(crate) struct Counts {
     pub(crate) denied: BTreeMap<&'static str, u64>,
     pub(crate) distrusted: u64,
     pub(crate) given_up: u64,
-    pub(crate) decisions: Decisions,
+    pub(crate) decisions: Histogram,
 }
 
 /// Counters of one GPU.
@@ -215,12 +341,18 @@ pub(crate) struct GpuCounts {
     pub(crate) growths_denied: u64,
 }
 
-/// Histogram of decision times.
-#[derive(Debug, Default)]
-pub(crate) struct Decisions {
-    pub(crate) count: u64,
-    pub(crate) took: Duration,
-    within: [u64; BUCKETS.len()],
+impl Default for Counts {
+    fn default() -> Self {
+        Counts {
+            gpus: BTreeMap::new(),
+            parks: 0,
+            failed: BTreeMap::new(),
+            denied: BTreeMap::new(),
+            distrusted: 0,
+            given_up: 0,
+            decisions: Histogram::new(BUCKETS),
+        }
+    }
 }
 
 impl Counts {
@@ -253,20 +385,6 @@ impl Counts {
     }
 }
 
-impl Decisions {
-    pub(crate) fn add(&mut self, took: Duration) {
-        self.count += 1;
-        self.took = self.took.saturating_add(took);
-        let within = BUCKETS.iter().zip(&mut self.within);
-        within.filter(|(most, _)| took.as_micros() <= u128::from(**most)).for_each(|(_, count)| *count += 1);
-    }
-
-    /// Returns the upper end of each bucket in seconds, and its cumulative count.
-    pub(crate) fn within(&self) -> impl Iterator<Item = (f64, u64)> {
-        BUCKETS.iter().map(|most| f64::from(*most) / 1e6).zip(self.within)
-    }
-}
-
 /// Returns the label value of a reason.
 fn word(why: Denied) -> &'static str {
     match why {
@@ -295,22 +413,29 @@ impl Exposition {
         }
     }
 
-    /// Adds a histogram: cumulative counts in ascending order, the total count and the sum.
-    pub(crate) fn histogram(
+    /// Adds a histogram for each value of the metric's labels: cumulative counts in ascending order, the total count and the sum.
+    pub(crate) fn histogram<'a, const LABELS: usize>(
         &mut self,
         metric: &Metric,
-        within: impl IntoIterator<Item = (f64, u64)>,
-        count: u64,
-        sum: f64,
+        histograms: impl IntoIterator<Item = ([&'a str; LABELS], &'a Histogram)>,
     ) {
         self.begin(metric);
         let bucket = format!("{}_bucket", metric.name);
-        for (most, count) in within {
-            self.sample(&bucket, [("le", most.to_string().as_str())], count);
+        for (values, histogram) in histograms {
+            let names = metric.labels.iter().map(|label| label.name);
+            let labels: Vec<(&str, &str)> = names.zip(values).collect();
+            for (end, count) in histogram.within() {
+                let end = end.to_string();
+                self.sample(&bucket, labels.iter().copied().chain([("le", end.as_str())]), count);
+            }
+            self.sample(&bucket, labels.iter().copied().chain([("le", "+Inf")]), histogram.count());
+            self.sample(
+                &format!("{}_sum", metric.name),
+                labels.iter().copied(),
+                histogram.sum().as_secs_f64(),
+            );
+            self.sample(&format!("{}_count", metric.name), labels.iter().copied(), histogram.count());
         }
-        self.sample(&bucket, [("le", "+Inf")], count);
-        self.sample(&format!("{}_sum", metric.name), [], sum);
-        self.sample(&format!("{}_count", metric.name), [], count);
     }
 
     pub(crate) fn text(self) -> String {
@@ -343,6 +468,8 @@ fn escaped(value: &str) -> String {
 
 #[cfg(test)]
 mod exposition_tests {
+    use std::time::Duration;
+
     use glake_units::metrics::{Kind, Label, Stability, Unit};
 
     use super::*;
@@ -370,7 +497,9 @@ mod exposition_tests {
     #[test]
     fn a_histogram_ends_with_the_total() {
         let mut text = Exposition::default();
-        text.histogram(&TOOK, [(0.5, 1), (1.0, 1)], 2, 4.5);
+        let mut histogram = Histogram::new(&[0.5, 1.0]);
+        [0.5, 4.0].map(Duration::from_secs_f64).into_iter().for_each(|took| histogram.add(took));
+        text.histogram(&TOOK, [([], &histogram)]);
         let lines = [
             "# HELP took It.",
             "# TYPE took histogram",

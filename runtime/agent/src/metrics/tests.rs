@@ -33,6 +33,8 @@ fn told(agent: &Agent, sample: &str) -> f64 {
 fn every_sample_is_of_a_metric_with_its_labels() {
     let mut agent = agent();
     join(&mut agent);
+    let memory = glake_meter::GpuMemory { used: Bytes::gib(2), ..glake_meter::GpuMemory::default() };
+    agent.metered(&[(GpuId(0), &memory)], Duration::ZERO);
     let text = text(&agent);
     let heads: Vec<String> = text.lines().filter(|line| line.starts_with('#')).map(str::to_owned).collect();
     let described = METRICS.iter().flat_map(|Metric { name, help, kind, .. }| {
@@ -47,19 +49,16 @@ fn every_sample_is_of_a_metric_with_its_labels() {
             let (sample, value) = line.rsplit_once(' ').unwrap();
             assert!(value.parse::<f64>().unwrap() >= 0.0, "{line}");
             let rest = sample.strip_prefix(metric.name).unwrap();
-            if metric.kind == Kind::Histogram {
-                assert!(
-                    ["_bucket{le=\"", "_sum", "_count"].iter().any(|part| rest.starts_with(part)),
-                    "{line}"
-                );
-                continue;
-            }
+            let is_histogram = metric.kind == Kind::Histogram;
+            let part = ["_bucket", "_sum", "_count"].into_iter().find_map(|part| rest.strip_prefix(part));
+            let rest = if is_histogram { part.unwrap() } else { rest };
             // Label values contain no comma here.
             let labels = rest.strip_prefix('{').map(|rest| rest.strip_suffix('}').unwrap().split(','));
             let labels: Vec<_> =
                 labels.into_iter().flatten().map(|label| label.split_once('=').unwrap()).collect();
             let names: Vec<&str> = metric.labels.iter().map(|label| label.name).collect();
-            assert_eq!(labels.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names, "{line}");
+            let told = labels.iter().map(|(name, _)| *name).filter(|name| !is_histogram || *name != "le");
+            assert_eq!(told.collect::<Vec<_>>(), names, "{line}");
             for (label, (_, value)) in metric.labels.iter().zip(labels) {
                 let value = value.strip_prefix('"').unwrap().strip_suffix('"').unwrap();
                 let allowed = match label.name {
@@ -148,4 +147,102 @@ fn a_removed_worker_is_counted_and_has_no_sample() {
     agent.give_up(worker, Duration::from_secs(10));
     assert_eq!(told(&agent, "glake_given_up_total"), 1.0);
     assert!(!text(&agent).contains("model"));
+}
+
+#[test]
+fn memory_is_shown_by_place_and_adds_up() {
+    let mut agent = agent();
+    let worker = join(&mut agent);
+    let (mib, gpu) = (Bytes::mib, || "odd \"0\"".to_owned());
+    let (resident, lease, evicted) = (mib(100), mib(100), mib(60));
+    let known = Holding { gpu: gpu(), lease, resident, evicted, ..Holding::default() };
+    let place = |agent: &Agent, place| {
+        told(agent, &format!("glake_worker_place_bytes{{worker=\"model\",place=\"{place}\"}}"))
+            / f64::from(1 << 20)
+    };
+    let places = |agent: &Agent| ["gpu", "host", "peer", "file", "unknown"].map(|name| place(agent, name));
+    let says = Holding { in_files: Some(mib(20)), in_peers: Some(mib(10)), ..known.clone() };
+    for (seq, holding, expected) in
+        [(1, known, [100.0, 0.0, 0.0, 0.0, 60.0]), (2, says, [100.0, 30.0, 10.0, 20.0, 0.0])]
+    {
+        agent.hear(worker, seq, 0, ToAgent::Changed { holdings: vec![holding] }, Duration::ZERO).unwrap();
+        assert_eq!(places(&agent), expected);
+    }
+    assert_eq!(place(&agent, "context"), 640.0);
+}
+
+#[test]
+fn unmanaged_memory_is_what_no_worker_has() {
+    let mut agent = agent();
+    join(&mut agent);
+    assert!(!text(&agent).contains("glake_gpu_used_bytes{"), "the meter was not read");
+    let own = glake_meter::ProcessMemory { pid: 1, used: Bytes::gib(3) };
+    let memory = glake_meter::GpuMemory { used: Bytes::gib(5), processes: vec![own], ..Default::default() };
+    agent.metered(&[(GpuId(0), &memory)], Duration::ZERO);
+    let gib = |name: &str| told(&agent, &format!("{name}{{gpu=\"odd \\\"0\\\"\"}}")) / f64::from(1 << 30);
+    assert_eq!((gib("glake_gpu_used_bytes"), gib("glake_gpu_unmanaged_bytes")), (5.0, 2.0));
+}
+
+#[test]
+fn waits_and_switches_are_counted() {
+    let mut agent = agent();
+    let worker = join(&mut agent);
+    let at = Duration::from_secs;
+    let said = |seq, message, now| (seq, message, at(now));
+    let holdings = |resident: Bytes, evicted| {
+        vec![Holding {
+            gpu: "odd \"0\"".to_owned(),
+            lease: resident,
+            resident,
+            evicted,
+            ..Holding::default()
+        }]
+    };
+    let grow = ToAgent::Grow { gpu: "odd \"0\"".to_owned(), bytes: Bytes::gib(90), within_ms: 100 };
+    for (seq, message, now) in [
+        said(1, ToAgent::Want { deadline_ms: None }, 1),
+        said(2, ToAgent::Refilled { holdings: holdings(Bytes::gib(1), Bytes::ZERO) }, 3),
+        said(3, grow, 4),
+    ] {
+        agent.hear(worker, seq, 0, message, now).unwrap();
+    }
+    agent.saw(
+        worker,
+        Some(crate::PageReading {
+            activity: glake_wire::Activity { begun: 1, ..Default::default() },
+            idle_for: at(1),
+        }),
+        at(5),
+    );
+    agent.ask_to_shrink(worker, at(9), at(5));
+    let shrunk = ToAgent::Shrunk { holdings: holdings(Bytes::ZERO, Bytes::gib(1)) };
+    agent.hear(worker, 4, 0, shrunk, at(9)).unwrap();
+    let wait =
+        |kind, end| told(&agent, &format!("glake_wait_seconds_count{{kind=\"{kind}\",end=\"{end}\"}}"));
+    let waits = [("want", "granted"), ("want", "denied"), ("growth", "granted"), ("growth", "denied")];
+    assert_eq!(waits.map(|(kind, end)| wait(kind, end)), [1.0, 0.0, 0.0, 1.0]);
+    let switch = |what| told(&agent, &format!("glake_switch_seconds_sum{{what=\"{what}\"}}"));
+    assert_eq!(["park", "shrink", "refill", "start"].map(switch), [0.0, 4.0, 2.0, 0.0]);
+    assert_eq!(told(&agent, "glake_switch_seconds_bucket{what=\"shrink\",le=\"3\"}"), 0.0);
+    assert_eq!(told(&agent, "glake_switch_seconds_bucket{what=\"shrink\",le=\"10\"}"), 1.0);
+}
+
+#[test]
+fn workers_beyond_a_thousand_share_one_label() {
+    let mut agent = agent();
+    for number in 0..1003_u32 {
+        let held = Holding { gpu: "odd \"0\"".to_owned(), evicted: Bytes::mib(7), ..Holding::default() };
+        let hello =
+            Hello { name: format!("w{number:0>4}"), holdings: vec![held], ranks: 1, ..Hello::default() };
+        let who = Identity { peer: Peer { pid: number + 1, start: 1 }, uid: 0 };
+        agent.hello(who, hello, Duration::ZERO).unwrap();
+    }
+    let text = text(&agent);
+    let samples: Vec<&str> = text.lines().filter(|line| line.starts_with("glake_worker_bytes{")).collect();
+    assert_eq!(samples.len(), 2 * 1001);
+    assert!(text.contains("worker=\"w0999\"") && !text.contains("worker=\"w1000\""));
+    assert_eq!(
+        told(&agent, "glake_worker_bytes{worker=\"(others)\",place=\"evicted\"}"),
+        f64::from(21 << 20)
+    );
 }

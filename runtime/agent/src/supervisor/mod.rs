@@ -478,6 +478,11 @@ impl Supervisor {
         }
     }
 
+    /// Returns whether the file has no worker with a command.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.workers.is_empty()
+    }
+
     /// Returns the rows of workers that have not joined, for `glake ps`; `gpu` returns a GPU's name.
     pub(crate) fn rows(&self, view: &View, now: Duration, gpu: impl Fn(GpuId) -> String) -> Vec<WorkerRow> {
         let absent = self.workers.iter().filter(|worker| !view.present.contains_key(&worker.name));

@@ -12,3 +12,4 @@ mod processes;
 mod puppet;
 mod started;
 mod together;
+mod watched;

@@ -118,6 +118,7 @@ fn frames_of_an_earlier_release_are_understood() {
         // A missing field means unknown, not zero.
         if let ToAgent::Changed { holdings } | ToAgent::Refilled { holdings } = heard.message {
             assert_eq!((holdings[0].unused, holdings[0].as_of), (None, None));
+            assert_eq!((holdings[0].in_files, holdings[0].in_peers), (None, None));
         }
     }
     for json in SAID_TO_WORKER {
@@ -181,7 +182,8 @@ fn a_worker_of_an_earlier_release_understands_every_message() {
 /// An agent of an earlier release passes over fields that it does not know, wherever they stand.
 #[test]
 fn new_fields_of_holdings_keep_the_old_ones() {
-    let holding = Holding { unused: Some(Bytes::mib(1)), as_of: Some(7), ..Holding::default() };
+    let mib = Some(Bytes::mib(1));
+    let holding = Holding { unused: mib, as_of: Some(7), in_files: mib, in_peers: mib, ..Holding::default() };
     let hello = Hello { holdings: vec![holding], ..Hello::default() };
     let said =
         String::from_utf8(frame(&Envelope::unnumbered(ToAgent::Hello(hello))).unwrap().split_off(4)).unwrap();

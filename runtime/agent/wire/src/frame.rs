@@ -58,14 +58,32 @@ pub enum FrameError {
 /// # Errors
 /// [`FrameError::TooLong`].
 pub fn frame<M: Serialize>(envelope: &Envelope<M>) -> Result<Vec<u8>, FrameError> {
-    let mut bytes = vec![0; LENGTH];
-    serde_json::to_writer(&mut bytes, envelope)?;
-    let length = bytes.len() - LENGTH;
-    match u32::try_from(length) {
-        Ok(prefix) if length <= MOST_BYTES => bytes[..LENGTH].copy_from_slice(&prefix.to_le_bytes()),
-        _ => return Err(FrameError::TooLong { length }),
-    }
+    let mut bytes = Vec::new();
+    append_frame(&mut bytes, envelope)?;
     Ok(bytes)
+}
+
+/// Encodes a frame behind others. After an error the buffer is as before.
+///
+/// # Errors
+/// [`FrameError::TooLong`].
+pub(crate) fn append_frame<M: Serialize>(
+    bytes: &mut Vec<u8>,
+    envelope: &Envelope<M>,
+) -> Result<(), FrameError> {
+    let begin = bytes.len();
+    bytes.extend([0; LENGTH]);
+    let encoded = serde_json::to_writer(&mut *bytes, envelope).map_err(FrameError::Malformed);
+    let length = bytes.len() - begin - LENGTH;
+    let prefix = encoded.and_then(|()| match u32::try_from(length) {
+        Ok(prefix) if length <= MOST_BYTES => Ok(prefix),
+        _ => Err(FrameError::TooLong { length }),
+    });
+    match prefix {
+        Ok(prefix) => bytes[begin..begin + LENGTH].copy_from_slice(&prefix.to_le_bytes()),
+        Err(_) => bytes.truncate(begin),
+    }
+    prefix.map(drop)
 }
 
 /// Decoder of frames from a stream that may be split anywhere.
@@ -119,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{ToAgent, ToWorker};
+    use crate::{Request, ToAgent, ToWorker};
 
     fn read_all(frames: &mut Frames) -> Result<Vec<Envelope<ToAgent>>, FrameError> {
         std::iter::from_fn(|| frames.take().transpose()).collect()
@@ -154,7 +172,23 @@ mod tests {
             let mut frames = Frames::default();
             frames.push(&u32::try_from(bytes.len()).unwrap().to_le_bytes());
             frames.push(&bytes);
-            let _ = frames.take::<ToWorker>();
+            let _ = (frames.take::<ToWorker>(), frames.take::<Request>());
+        }
+
+        /// Whatever stands beside it, an operator's question is read or refused.
+        #[test]
+        fn no_question_panics(
+            op in "ps|watch|shrink|refill|explain|metrics|[a-z]{0,6}",
+            fields in prop::collection::vec(("every_ms|worker|timeout_ms|waits|v|op", "-?[0-9]{1,22}|null|\"x\"|\\[\\]|1e9|\\{\\}"), 0..4),
+        ) {
+            let fields: String = fields.iter().map(|(name, value)| format!(",\"{name}\":{value}")).collect();
+            let json = format!("{{\"v\":1,\"seq\":0,\"ack\":0,\"op\":{op:?}{fields}}}");
+            let mut frames = Frames::default();
+            frames.push(&u32::try_from(json.len()).unwrap().to_le_bytes());
+            frames.push(json.as_bytes());
+            if let Ok(Some(heard)) = frames.take::<Request>() {
+                let _ = heard.message.longest();
+            }
         }
     }
 

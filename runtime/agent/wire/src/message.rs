@@ -213,6 +213,10 @@ pub struct Holding {
     pub discardable: Bytes,
     /// Pinned host memory that holds copies.
     pub hosted: Bytes,
+    /// Part of `evicted` in files; the rest, without `in_peers`, is in host memory. None: the worker is of a release that does not say.
+    pub in_files: Option<Bytes>,
+    /// Part of `evicted` on other GPUs. None: the worker is of a release that does not say.
+    pub in_peers: Option<Bytes>,
     /// The part of `resident` with no live bytes, which is copied out once it has some: a request may put a block there at any time. None:
     /// the worker is of a release that does not say.
     pub unused: Option<Bytes>,

@@ -9,6 +9,7 @@ use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::frame::MOST_BYTES;
+use crate::snapshot::Snapshot;
 
 /// First and only frame of a client's connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +88,12 @@ pub enum Ask {
     Explain,
     /// Returns the agent's metrics in Prometheus' text format.
     Metrics,
+    /// Sends snapshots of the agent's state until the client closes the connection. A client that reads slowly gets the newest one, and the
+    /// number of those that it missed.
+    Watch {
+        /// Interval of snapshots in milliseconds, at least [`LEAST_INTERVAL_MS`](crate::LEAST_INTERVAL_MS).
+        every_ms: u64,
+    },
 }
 
 /// One frame of the answer.
@@ -97,6 +104,8 @@ pub enum Answer {
     Row(WorkerRow),
     /// Record of one decision.
     Decision(DecisionRow),
+    /// Part of a snapshot.
+    Snapshot(Snapshot),
     /// Part of a text.
     Text {
         /// Content of the part.
@@ -177,12 +186,12 @@ pub struct DecisionRow {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
-fn is_false(value: &bool) -> bool {
+pub(crate) fn is_false(value: &bool) -> bool {
     !value
 }
 
 /// Size of the JSON of the lists and texts of one frame, at most; the rest is small.
-const PART: usize = MOST_BYTES / 2;
+pub(crate) const PART: usize = MOST_BYTES / 2;
 /// Longest text of an error or a row, in characters, each of which takes up to six bytes of JSON.
 const LONGEST: usize = 4000;
 
@@ -195,27 +204,40 @@ impl Answer {
                     .map(|part: String| Answer::Text { text: part })
                     .collect()
             }
-            Answer::Decision(row) => {
-                let taken = row.taken.iter().cloned();
-                let size = |of: &VictimRow| serde_json::to_string(of).map_or(PART, |json| json.len() + 1);
-                let parts = split(taken, size);
-                let part = |(at, taken)| DecisionRow { taken, continues: at > 0, ..row.clone() };
-                parts.enumerate().map(|of| Answer::Decision(part(of))).collect()
+            Answer::Decision(row) => row.parts().into_iter().map(Answer::Decision).collect(),
+            Answer::Snapshot(snapshot) => snapshot.parts().into_iter().map(Answer::Snapshot).collect(),
+            mut answer => {
+                match &mut answer {
+                    Answer::Row(row) => row.cut(),
+                    Answer::Waits { why } | Answer::Refused { why } | Answer::Error { why } => cut(why),
+                    _ => {}
+                }
+                vec![answer]
             }
-            Answer::Row(row) => {
-                let (tenant, note) = (cut(row.tenant), row.note.map(cut));
-                vec![Answer::Row(WorkerRow { tenant, note, ..row })]
-            }
-            Answer::Waits { why } => vec![Answer::Waits { why: cut(why) }],
-            Answer::Refused { why } => vec![Answer::Refused { why: cut(why) }],
-            Answer::Error { why } => vec![Answer::Error { why: cut(why) }],
-            Answer::End => vec![Answer::End],
         }
     }
 }
 
+impl WorkerRow {
+    /// Cuts the texts for people.
+    pub(crate) fn cut(&mut self) {
+        cut(&mut self.tenant);
+        self.note.iter_mut().for_each(cut);
+    }
+}
+
+impl DecisionRow {
+    /// Splits the victims so that each part fits into a frame.
+    pub(crate) fn parts(self) -> Vec<DecisionRow> {
+        let size = |of: &VictimRow| serde_json::to_string(of).map_or(PART, |json| json.len() + 1);
+        let parts = split(self.taken.iter().cloned(), size);
+        let part = |(at, taken)| DecisionRow { taken, continues: at > 0, ..self.clone() };
+        parts.enumerate().map(part).collect()
+    }
+}
+
 /// Splits items into parts of at most [`PART`] bytes of JSON, of which there is at least one.
-fn split<T, C: FromIterator<T>>(
+pub(crate) fn split<T, C: FromIterator<T>>(
     items: impl Iterator<Item = T>,
     size: impl Fn(&T) -> usize,
 ) -> impl Iterator<Item = C> {
@@ -237,10 +259,12 @@ fn split<T, C: FromIterator<T>>(
 }
 
 /// Cuts a text for people.
-fn cut(text: String) -> String {
-    match text.char_indices().nth(LONGEST) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text,
+pub(crate) fn cut(text: &mut String) {
+    // No character is shorter than a byte.
+    let end = if text.len() <= LONGEST { None } else { text.char_indices().nth(LONGEST) };
+    if let Some((at, _)) = end {
+        text.truncate(at);
+        text.push('…');
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, checkpoint, demo, doctor, node, plan, replay, run, serve, topo};
+use super::{bench, checkpoint, demo, doctor, node, plan, replay, run, serve, top, topo};
 use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -17,6 +17,8 @@ Examples:
   glake plan examples/workers.toml examples/requests.csv
   glake serve node.toml
       workers share the GPUs of this server
+  glake top
+      who has the GPUs' memory, who waits for it, for whom and why
   glake topo --device sim:h20x8
       a published server, drawn
   glake doctor
@@ -33,10 +35,10 @@ Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB,
 Settings:    flags go over the environment, over the file, over the preset, over
              the defaults
 Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG; GLAKE_AGENT of the agent's
-             commands; GLAKE_MULTI_PATH, GLAKE_ALLOCATOR, GLAKE_DISABLE,
-             GLAKE_LIBRARY and GLAKE_PRELOAD of glake run; NO_COLOR; GMLake's vmmDefragment, fragment_limit,
-             fragLimit, reuseLimit, defragment_level, defragLevel,
-             auto_gc_limits, autoGC
+             commands; GLAKE_MULTI_PATH, GLAKE_ALLOCATOR, GLAKE_VLLM,
+             GLAKE_DISABLE, GLAKE_LIBRARY and GLAKE_PRELOAD of glake run;
+             NO_COLOR; GMLake's vmmDefragment, fragment_limit, fragLimit,
+             reuseLimit, defragment_level, defragLevel, auto_gc_limits, autoGC
 Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad
              input";
 
@@ -116,6 +118,10 @@ pub enum Command {
     Stop(node::StopArguments),
     /// The last decisions of the node agent: who waited, who was chosen, why, predicted and real times
     Explain(node::ExplainArguments),
+    /// Who has the GPUs' memory, who waits for it, for whom and why, on a screen that follows it
+    ///
+    /// Works with a node agent, and without one over the counters that processes publish.
+    Top(top::TopArguments),
     /// A process that was shrunk leaves its GPUs wholly, its context too, and comes back
     ///
     /// The driver's checkpoint: it locks the process, takes what it has on GPUs to host memory, and gives the GPUs' memory
@@ -167,6 +173,7 @@ impl Command {
             | Command::Start(_)
             | Command::Stop(_)
             | Command::Explain(_)
+            | Command::Top(_)
             | Command::Checkpoint(_)
             | Command::Topo(_)
             | Command::Doctor(_)

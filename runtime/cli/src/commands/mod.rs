@@ -22,6 +22,7 @@ mod program;
 mod replay;
 mod run;
 mod serve;
+mod top;
 mod topo;
 
 use std::ffi::OsString;
@@ -42,6 +43,7 @@ pub use plan::PlanArguments;
 pub use replay::{Policy, ReplayArguments};
 pub use run::RunArguments;
 pub use serve::ServeArguments;
+pub use top::TopArguments;
 pub use topo::TopoArguments;
 
 use glake_runtime::backend::Backend;
@@ -92,6 +94,7 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
         Command::Start(arguments) => node::start(arguments, &sources, &config, &mut output),
         Command::Stop(arguments) => node::stop(arguments, &sources, &config, &mut output),
         Command::Explain(arguments) => node::explain(arguments, &sources, &config, &mut output),
+        Command::Top(arguments) => top::run(arguments, &sources, &config, &mut output),
         Command::Checkpoint(arguments) => {
             checkpoint::run(arguments, &config, &sources.environment, &mut output)
         }

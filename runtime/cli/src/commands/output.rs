@@ -84,6 +84,16 @@ impl Output {
         if io::stdout().is_terminal() { self.line(&shown(text)) } else { self.line(text) }
     }
 
+    /// Whether text has colours.
+    pub(super) fn has_colours(&self) -> bool {
+        self.colours
+    }
+
+    /// A drawn frame, whose texts were escaped when it was drawn.
+    pub(super) fn drawn(&mut self, text: &str) -> Result<(), Failure> {
+        self.line(text)
+    }
+
     fn line(&mut self, text: &str) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         writeln!(out, "{text}")?;

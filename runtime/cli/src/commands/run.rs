@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -26,6 +26,9 @@ pub struct RunArguments {
     /// GLake is torch's CUDA allocator in every Python process that CMD starts (sets GLAKE_ALLOCATOR=1)
     #[arg(long)]
     allocator: bool,
+    /// vLLM's engines run over GLake: they sleep and wake, and share a GPU (sets GLAKE_VLLM=1; needs the wheel)
+    #[arg(long)]
+    vllm: bool,
     /// Measure the links first, in about two seconds, unless that was done since the machine was started
     #[arg(long)]
     calibrate: bool,
@@ -40,6 +43,9 @@ Examples:
       .to(\"cuda\") and .cpu() use every link
   glake run --allocator -- torchrun --nproc-per-node 2 train.py
       torch's memory comes from GLake, without a line of code
+  glake run --vllm -- vllm serve MODEL
+      the engine's memory leaves the GPU and comes back; with GLAKE_AGENT also
+      while it answers, to make room for others
   glake run --multi-path --calibrate --config my.toml -- ./a.out
   glake run -- env | grep LD_PRELOAD
       what a program is given
@@ -47,8 +53,9 @@ Examples:
 CMD is given: LD_PRELOAD (libglake_preload.so before what was there),
 GLAKE_LIBRARY (libgmlake.so), with --multi-path GLAKE_MULTI_PATH=1, with
 --allocator GLAKE_ALLOCATOR=1 and a folder of the Python package glake first in
-PYTHONPATH; and GLAKE_CONFIG, GLAKE_DEVICE and GLAKE_LOG for --config, --device
-and --log. Without GLAKE_MULTI_PATH its copies are as they were. GLAKE_DISABLE=1
+PYTHONPATH; with --vllm GLAKE_VLLM=1, and glake in VLLM_PLUGINS where that is
+set; and GLAKE_CONFIG, GLAKE_DEVICE and GLAKE_LOG for --config, --device and
+--log. Without GLAKE_MULTI_PATH its copies are as they were. GLAKE_DISABLE=1
 switches GLake off in CMD, whatever else is set.
 
 Allocator:    a process enables GLake when it first initialises CUDA; if that
@@ -143,6 +150,10 @@ fn variables(
         variables.push(("GLAKE_ALLOCATOR", "1".into()));
         variables.push(("PYTHONPATH", python_path(environment)?));
     }
+    if arguments.vllm {
+        variables.push(("GLAKE_VLLM", "1".into()));
+        variables.extend(plugins(environment.get("VLLM_PLUGINS")).map(|plugins| ("VLLM_PLUGINS", plugins)));
+    }
     if arguments.multi_path {
         variables.push(("GLAKE_MULTI_PATH", "1".into()));
     }
@@ -153,6 +164,14 @@ fn variables(
     variables.extend(global.device.as_ref().map(|device| ("GLAKE_DEVICE", device.to_string().into())));
     variables.extend(global.log.as_ref().map(|filter| ("GLAKE_LOG", filter.into())));
     Ok(variables)
+}
+
+/// Returns vLLM's list of plugins with ours; `None` where there is no list, for then vLLM loads all of them, or ours is in it.
+fn plugins(before: Option<&OsStr>) -> Option<OsString> {
+    let before = before.map(OsStr::as_bytes)?;
+    let is_there = before.split(|byte| *byte == b',').any(|name| name == b"glake");
+    let list = [before, if before.is_empty() { b"glake" } else { b",glake" }].concat();
+    (!is_there).then(|| OsString::from_vec(list))
 }
 
 /// Returns the module path with the folder first whose `sitecustomize` the interpreter imports as it starts: that of the wheel which
@@ -224,6 +243,15 @@ mod tests {
         assert_eq!(list(Some("")), "/lib/ours.so");
         assert_eq!(list(Some("a.so b.so")), "/lib/ours.so:a.so:b.so");
         assert_eq!(list(Some("a.so:/lib/ours.so::b.so")), "/lib/ours.so:a.so:b.so");
+    }
+
+    #[test]
+    fn a_list_of_plugins_gets_ours_once() {
+        let list = |before: &str| plugins(Some(OsStr::new(before))).map(|list| list.into_string().unwrap());
+        assert_eq!(plugins(None), None, "vLLM loads all");
+        assert_eq!(list("lora_filesystem_resolver"), Some("lora_filesystem_resolver,glake".into()));
+        assert_eq!(list(""), Some("glake".into()));
+        assert_eq!(list("other,glake"), None);
     }
 
     #[test]

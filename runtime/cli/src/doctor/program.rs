@@ -8,7 +8,7 @@ use crate::installed::{LIBGMLAKE, Library, PRELOAD};
 use glake_runtime::config::{Environment, Sources};
 
 /// Our variables; others that begin like them are most likely misspelt.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 12] = [
     "GLAKE_AGENT",
     "GLAKE_ALLOCATOR",
     "GLAKE_CONFIG",
@@ -19,6 +19,7 @@ const VARIABLES: [&str; 11] = [
     "GLAKE_MULTI_PATH",
     "GLAKE_PRELOAD",
     "GLAKE_START",
+    "GLAKE_VLLM",
     "GLAKE_WORKER",
 ];
 

@@ -9,6 +9,7 @@ mod rights;
 mod run;
 mod supervise;
 mod systemd;
+mod top;
 
 /// A file in a folder with the first two GPUs of h200x4: calibration takes a fifth of the time.
 fn two_gpus(folder: &std::path::Path) -> String {

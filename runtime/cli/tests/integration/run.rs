@@ -124,6 +124,20 @@ fn python_finds_the_switch_of_the_allocator_first() {
 }
 
 #[test]
+fn vllm_finds_the_plugin() {
+    let installed = Installed::with_libraries_in("vllm", "bin");
+    let given = variables(&installed.glake(&["run", "--vllm", "--", "env"]).output().unwrap());
+    assert!(given.contains(&"GLAKE_VLLM=1".to_owned()), "{given:?}");
+    assert!(
+        !given.iter().any(|line| line.starts_with("PYTHONPATH=")),
+        "the entry point of the wheel is enough: {given:?}"
+    );
+    let mut listed = installed.glake(&["run", "--vllm", "--", "sh", "-c", "echo $VLLM_PLUGINS"]);
+    let output = listed.env("VLLM_PLUGINS", "other").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "other,glake\n");
+}
+
+#[test]
 fn flags_are_handed_on() {
     let installed = Installed::with_libraries_in("flags", "bin");
     fs::write(installed.path("c.toml"), "").unwrap();

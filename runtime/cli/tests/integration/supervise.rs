@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const FOLDER: &str = "GLAKE_TEST_SUPERVISE_FOLDER";
 /// However busy the machine is, it is done by then.
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// A worker as its program is: it joins by itself, by what the agent has put into its environment, until its folder is
 /// gone.
@@ -44,12 +44,12 @@ fn worker() {
 }
 
 /// `glake serve`, until it is dropped: started with a file open that is none of its business.
-struct Agent {
-    child: Child,
-    folder: tempfile::TempDir,
+pub(super) struct Agent {
+    pub(super) child: Child,
+    pub(super) folder: tempfile::TempDir,
 }
 
-fn command(folder: &Path, words: &[&str]) -> Command {
+pub(super) fn command(folder: &Path, words: &[&str]) -> Command {
     let device = format!("sim:h200x4@{}", folder.join("gpus").display());
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" 7</dev/zero", "sh", env!("CARGO_BIN_EXE_glake"), "--device", &device]);
@@ -64,7 +64,7 @@ fn command(folder: &Path, words: &[&str]) -> Command {
 }
 
 impl Agent {
-    fn start(workers: &str) -> Agent {
+    pub(super) fn start(workers: &str) -> Agent {
         Agent::of(tempfile::tempdir().unwrap(), "", workers)
     }
 
@@ -74,7 +74,7 @@ impl Agent {
         Agent { child: Agent::serve(folder.path()), folder }
     }
 
-    fn serve(folder: &Path) -> Child {
+    pub(super) fn serve(folder: &Path) -> Child {
         let mut command = command(folder, &["serve", folder.join("node.toml").to_str().unwrap()]);
         let mut child = command.env("GLAKE_LOG", "info").stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.as_mut().unwrap()).lines().map_while(Result::ok);
@@ -85,7 +85,7 @@ impl Agent {
         child
     }
 
-    fn ask(&self, words: &[&str]) -> Output {
+    pub(super) fn ask(&self, words: &[&str]) -> Output {
         command(self.folder.path(), words).output().unwrap()
     }
 
@@ -96,7 +96,7 @@ impl Agent {
         rows.find(|row| row["worker"] == name).unwrap_or_default()
     }
 
-    fn until(&self, name: &str, so: impl Fn(&Value) -> bool) -> Value {
+    pub(super) fn until(&self, name: &str, so: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + LONG;
         loop {
             let row = self.row(name);
@@ -116,7 +116,7 @@ impl Drop for Agent {
     }
 }
 
-fn file(more: &str) -> String {
+pub(super) fn file(more: &str) -> String {
     let own = std::env::current_exe().unwrap();
     let arguments = "\"--exact\", \"supervise::worker\", \"--ignored\", \"--nocapture\"";
     format!("[[worker]]\nname = \"chat\"\nweights = \"32MiB\"\ncommand = [{own:?}, {arguments}]\n{more}\n")

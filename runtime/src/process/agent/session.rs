@@ -399,6 +399,8 @@ impl Session {
                 dirty: held.dirty,
                 discardable: held.discardable,
                 hosted: held.hosted,
+                in_files: Some(held.in_files),
+                in_peers: Some(held.in_peers),
                 unused: Some(held.unused),
                 as_of,
             }

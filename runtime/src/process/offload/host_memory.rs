@@ -221,10 +221,13 @@ impl HostMemory {
         (all, all.saturating_sub(Bytes::new(memory.ranges.total())))
     }
 
-    /// Adds a chunk of `whole` bytes, or of the smallest size that fits `size` if memory is short. Called without locks, because it may pin
-    /// memory.
+    /// Adds a chunk of at least `whole` bytes, or of the smallest size that fits `size` if memory is short. Called without locks, because it
+    /// may pin memory.
+    ///
+    /// Chunks are whole quanta like the ranges in them, so that the range for which a chunk was taken fits into it.
     fn grow(&self, size: Bytes, whole: Bytes) -> Result<()> {
-        let exact = rounded(size.get()).map_or(size, Bytes::new);
+        let quanta = |bytes: Bytes| rounded(bytes.get()).map_or(bytes, Bytes::new);
+        let (exact, whole) = (quanta(size), quanta(whole));
         let block = match self.pool.take(whole) {
             Err(error) if error.is_shortage() && exact < whole => self.pool.take(exact),
             taken => taken,
@@ -307,8 +310,9 @@ impl<M> Default for Ranges<M> {
 }
 
 impl<M: Clone + Ord> Ranges<M> {
-    /// Adds a new chunk that is entirely free.
+    /// Adds a new chunk that is entirely free, of whole quanta.
     pub(super) fn add(&mut self, chunk: usize, size: u64) {
+        debug_assert!(size.is_multiple_of(QUANTUM), "{size} bytes are no whole quanta");
         self.free.insert((chunk, 0), Free { size, mark: None });
     }
 

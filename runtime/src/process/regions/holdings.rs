@@ -29,6 +29,9 @@ pub(in super::super) struct DeviceHolding {
     pub(in super::super) fixed: Bytes,
     /// Evicted bytes that are copied back before a use.
     pub(in super::super) evicted: Bytes,
+    /// Parts of `evicted` in files and on other GPUs.
+    pub(in super::super) in_files: Bytes,
+    pub(in super::super) in_peers: Bytes,
     /// Evicted bytes that return without a copy.
     pub(in super::super) room: Bytes,
     /// Additional bytes requested for growth.
@@ -68,10 +71,13 @@ impl RegionSet {
         }
         let mut of_regions = Bytes::ZERO;
         for (policy, holding) in self.region_holdings(memory.id()) {
-            let RegionHolding { resident, evicted, fixed, discardable, dirty, unused, hosted } = holding;
+            let RegionHolding { resident, evicted, in_files, in_peers, fixed, .. } = holding;
+            let RegionHolding { discardable, dirty, unused, hosted, .. } = holding;
             add(&mut of_regions, resident);
             let comes_back = if policy == Policy::Discard { &mut held.room } else { &mut held.evicted };
             add(comes_back, evicted);
+            add(&mut held.in_files, in_files);
+            add(&mut held.in_peers, in_peers);
             add(&mut held.fixed, fixed);
             add(&mut held.discardable, discardable);
             add(&mut held.dirty, dirty);

@@ -85,6 +85,7 @@ impl RegionSet {
         };
         // After all returned memory was reported.
         self.registry.observers.agent().changed();
+        self.registry.observers.counters.note();
         self.hooks.after_report(&mut event, report.as_ref().map(ShrinkReport::json));
         report
     }

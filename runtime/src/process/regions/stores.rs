@@ -237,6 +237,7 @@ impl RegionSet {
             let host = &self.stores.host(region.pool().device())?;
             let moved = region.demote(left, Demotion { files: &files, host, keep_going })?;
             freed = freed.saturating_add(moved);
+            self.registry.observers.counters.note();
             unpin(host, moved, keep_going);
         }
         Ok(freed)

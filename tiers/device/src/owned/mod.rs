@@ -43,7 +43,7 @@ pub use digest::{Digest, Digesting, Digests, PartialDigest};
 pub use extent::{Extent, PlainMemory};
 pub use flag::Flag;
 pub use gather::{BlockList, Gather};
-pub use pages::{Pages, Registration};
+pub use pages::{Pages, Registration, SharedWords};
 pub use range::PinnedRange;
 pub use reservation::Reservation;
 pub use span::{Side, Span, copy};

@@ -1,8 +1,10 @@
 //! Host memory straight from the operating system, on huge pages if available, and its registration with the driver, which pins it.
 
+use std::io;
 use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use glake_units::Bytes;
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -131,6 +133,40 @@ impl Pages {
                 scope.spawn(move || Self::touch(part));
             }
         });
+    }
+}
+
+/// Words of a memory file, mapped for writing: processes that have the file can read them at any time.
+#[derive(Debug)]
+pub struct SharedWords {
+    map: MmapRaw,
+    words: usize,
+}
+
+impl SharedWords {
+    /// Maps the first words of a memory file.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the file is not sealed against shrinking or has fewer words; the operating system's error.
+    pub fn map(file: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
+        // SAFETY: the call takes no pointer.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let is_sealed = seals & libc::F_SEAL_SHRINK != 0;
+        let size = std::fs::File::from(file.as_fd().try_clone_to_owned()?).metadata()?.len();
+        let length = words.saturating_mul(size_of::<u64>());
+        if words == 0 || !is_sealed || size < length as u64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(SharedWords { map: MmapOptions::new().len(length).map_raw(&file)?, words })
+    }
+
+    /// Returns the words. Other processes may read them at any time, and only this one writes them.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the words are mapped for as long as this value lives, because the file cannot shrink, and a mapping is aligned to pages.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.words) }
     }
 }
 

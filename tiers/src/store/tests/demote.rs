@@ -41,6 +41,8 @@ fn copies_go_to_files_and_come_back() {
             assert_eq!(fixture.demote(Bytes::MAX).unwrap(), fixture.live_bytes());
             assert_eq!((fixture.hosted(), fixture.host.statistics().in_use), (Bytes::ZERO, Bytes::ZERO));
             assert_eq!((fixture.at(Place::Host), fixture.at(Place::File)), (0, extents));
+            let held = fixture.region.holding();
+            assert!(!held.evicted.is_zero() && held.in_files == held.evicted && held.in_peers.is_zero());
             assert_eq!(fixture.files.statistics().files, extents as u64);
             assert_eq!(fixture.demote(Bytes::MAX).unwrap(), Bytes::ZERO);
             assert_eq!(fixture.refill(checked).unwrap().copied, fixture.live_bytes());

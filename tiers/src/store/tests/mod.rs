@@ -288,6 +288,10 @@ fn each_extent_comes_back_from_where_it_is() {
     assert_eq!(fixture.shrink(To::File, true).unwrap(), Shrunk::default());
     let places: Vec<Place> = fixture.residencies().into_iter().map(Residency::authority).collect();
     assert!([Place::Peer(PEER), Place::File, Place::Host].iter().all(|place| places.contains(place)));
+    let held = fixture.region.holding();
+    let at = |place| fixture.region.places().into_iter().find(|of| of.0 == place).map(|of| of.1).unwrap();
+    assert_eq!((held.in_peers, held.in_files), (at(Place::Peer(PEER)), at(Place::File)));
+    assert!(at(Place::Host) < held.evicted);
     fixture.refill(true).unwrap();
     assert_eq!(fixture.wrong_bytes(), 0);
     fixture.end();

@@ -104,7 +104,7 @@ fn a_want_of_a_checkpointed_worker_restores_it_first() {
     let mut world = asleep(1, 23, Some(AFTER));
     let worker = WorkerId(0);
     put_away(&mut world, 0);
-    let wake = world.arbiter.predicted_wake(worker).unwrap();
+    let wake = crate::Overview::of(&world.arbiter).workers[&worker].wake;
     assert!(wake > Duration::from_millis(700), "{wake:?}: a restore, and 8 GiB");
     let actions = world.tell(Event::Want { worker, deadline: None });
     assert_eq!(actions, [Action::Restore { worker }]);

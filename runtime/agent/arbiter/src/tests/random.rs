@@ -144,6 +144,7 @@ fn soak_random_events_keep_every_invariant() {
         let checkpoint_after = after.map(Duration::from_secs);
         let settings = Settings { peers, host_budget: Bytes::gib(20), checkpoint_after, ..Settings::default() };
         let mut world = World::new(settings, &[(20, 24), (20, 24)]);
+        world.checks_overviews = true;
         let mut next = 0;
         for op in ops {
             apply(&mut world, op, &mut next);

@@ -73,7 +73,7 @@ fn a_busy_worker_is_parked_only_after_its_quantum() {
 fn the_prediction_of_a_decision_is_not_its_timeout() {
     let mut world = six(3);
     for (id, victim) in [(0, false), (1, false), (2, true)] {
-        let refill = world.arbiter.predicted_wake(WorkerId(id)).unwrap();
+        let refill = crate::Overview::of(&world.arbiter).workers[&WorkerId(id)].wake;
         world.want(WorkerId(id), None);
         let decision = world.arbiter.decisions().last().unwrap();
         assert_eq!(!decision.taken.is_empty(), victim);
@@ -463,7 +463,7 @@ fn a_start_that_ends_by_death_does_not_change_link_predictions() {
     world.die(WorkerId(1));
     let gone = Account { evicted: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
     world.tell(Event::Changed { worker: WorkerId(0), accounts: vec![gone] });
-    let wake = world.arbiter.predicted_wake(WorkerId(0)).unwrap();
+    let wake = crate::Overview::of(&world.arbiter).workers[&WorkerId(0)].wake;
     assert!(wake < MS(150), "4 GiB at 50 GB/s, not {wake:?}");
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::{
-    Account, Action, Arbiter, Contexts, Denied, Event, GangId, GpuId, Joined, Preempt, Profile, Settings,
-    Task, UseState, WorkerId,
+    Account, Action, Arbiter, Contexts, Denied, Event, GangId, GpuId, Joined, Overview, Pending, Preempt,
+    Profile, Request, RequestKind, Settings, Task, UseState, WorkerId,
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
@@ -49,6 +49,8 @@ pub(super) struct World {
     pub(super) now: Duration,
     /// Whether a worker exceeded its lease or joined with more than the GPU has.
     pub(super) liars: bool,
+    /// Whether overviews are compared with the ledger at each step, which takes as long as the step.
+    pub(super) checks_overviews: bool,
 }
 
 impl World {
@@ -67,6 +69,7 @@ impl World {
             growths: Vec::new(),
             now: Duration::ZERO,
             liars: false,
+            checks_overviews: false,
         };
         world.tell_capacity();
         world
@@ -110,8 +113,19 @@ impl World {
         let wants = self.arbiter.ledger.gangs.iter();
         let wants: BTreeMap<GangId, Duration> =
             wants.filter_map(|(id, gang)| Some((*id, gang.want?.deadline))).collect();
+        // Reports of memory and time change no request.
+        let is_order_kept = self.checks_overviews && matches!(event, Event::Tick | Event::Returned { .. });
+        let asked_before = is_order_kept.then(|| {
+            let mut then = self.arbiter.clone();
+            then.ledger.now = then.ledger.now.max(self.now);
+            Overview::of(&then).requests
+        });
         let actions = self.arbiter.step(event, self.now);
         self.arbiter.check();
+        if self.checks_overviews {
+            self.arbiter.check_overview();
+        }
+        asked_before.into_iter().for_each(|before| self.is_served_in_order(&before));
         actions.iter().for_each(|action| self.is_answered_in_time(action, &wants, asked));
         for action in &actions {
             self.carry(action);
@@ -172,6 +186,26 @@ impl World {
                 );
             }
             _ => {}
+        }
+    }
+
+    /// Checks that no want was served before an earlier one of the same GPU that waits still.
+    fn is_served_in_order(&self, before: &[Request]) {
+        let after = Overview::of(&self.arbiter).requests;
+        let is_open = |request: &&Request| request.kind != RequestKind::Growth && !request.is_served;
+        let now =
+            |request: &Request| after.iter().find(|of| of.gang == request.gang && of.kind == request.kind);
+        for (at, served) in before.iter().enumerate().filter(|(_, request)| is_open(request)) {
+            if !now(served).is_some_and(|now| now.is_served) {
+                continue;
+            }
+            let is_able =
+                |request: &&Request| !matches!(request.pending, Pending::OwnShrink | Pending::Restore);
+            let earlier = before[..at].iter().filter(is_open).filter(is_able);
+            for waits in earlier.filter(|request| now(request).is_some_and(|now| is_open(&now))) {
+                let both = waits.needs.keys().any(|gpu| served.needs.contains_key(gpu));
+                assert!(!both, "{served:?} was served before {waits:?}");
+            }
         }
     }
 

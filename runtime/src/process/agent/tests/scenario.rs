@@ -63,7 +63,11 @@ fn copies_go_to_files_while_nobody_needs_them() {
     let (process, block, mut agent) = joined(&socket, &files);
     let hosted = |agent: &mut Agent, expected: Bytes| {
         agent.hear_until("changed", |said| match said {
-            ToAgent::Changed { holdings } => (holdings[0].hosted == expected).then(|| holdings[0].evicted),
+            ToAgent::Changed { holdings } => (holdings[0].hosted == expected).then(|| {
+                let Holding { evicted, in_files, in_peers, .. } = &holdings[0];
+                assert_eq!((*in_files, *in_peers), (Some(evicted.saturating_sub(expected)), Some(mib(0))));
+                *evicted
+            }),
             _ => None,
         })
     };

@@ -167,6 +167,27 @@ fn without_host_memory_bytes_stay_where_they_are() {
     scene.end();
 }
 
+/// Free chunks that are too small for a block are returned to make room for one of the block's size, which is no multiple of anything.
+#[test]
+fn a_block_of_odd_size_fits_into_returned_chunks() {
+    let scene = Scene::with(|config| config.tiers.host_budget = Some(Bytes::mib(10)));
+    drop(scene.regions.set().stores.host(GPU).unwrap().take(Bytes::mib(10)).unwrap());
+    let small = [3 << 20, 3 << 20, 3 << 19].map(|size| scene.written(Bytes::new(size), size));
+    let ids = small.map(|block| scene.offload.offload(scene.own, block.address, block.size).unwrap());
+    ids.into_iter().for_each(|id| scene.offload.release(id).unwrap());
+    scene.run_dry();
+    let size = Bytes::new((9 << 20) + 8);
+    let (large, target) = (scene.written(size, 1), scene.malloc(size));
+    let id = scene.offload.offload(scene.own, large.address, large.size).unwrap();
+    scene.offload.reload(id, scene.own, target).unwrap();
+    scene.check_on(scene.own, Written { address: target, ..large }, NONE);
+    scene.offload.release(id).unwrap();
+    for address in small.map(|block| block.address).into_iter().chain([large.address, target]) {
+        scene.free(address);
+    }
+    scene.end();
+}
+
 #[test]
 fn at_the_end_of_the_process_nothing_calls_the_driver() {
     let scene = Scene::new();

@@ -1,55 +1,17 @@
-//! Tables of workers and decisions for operators.
+//! Commands of operators: the worker that a name means, its shrinks and refills, and their progress.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use glake_arbiter::{Outcome, UseState, Why, WorkerId};
+use glake_arbiter::WorkerId;
 use glake_units::Bytes;
-use glake_wire::{DecisionRow, Denied, ToWorker, VictimRow, WorkerRow};
+use glake_wire::ToWorker;
 
 use crate::Agent;
-use crate::roster::{Worker, activity_of, base};
+use crate::roster::{Worker, base};
 use crate::supervisor::{LONGEST_START, Presence, Progress, View};
 
 impl Agent {
-    /// Returns the rows of all workers, by name.
-    pub fn rows(&self) -> Vec<WorkerRow> {
-        let mut rows: Vec<WorkerRow> =
-            self.roster.workers().map(|(id, worker)| self.row(id, worker)).collect();
-        rows.sort_by(|a, b| a.worker.cmp(&b.worker));
-        rows
-    }
-
-    fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
-        let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
-        let resident = worker.all_resident();
-        let is_busy = activity_of(worker.activity) != UseState::Idle;
-        let state = match self.arbiter.state(id).unwrap_or("gone") {
-            "resident" if worker.activity.is_none() => "resident",
-            // No use has begun, and it has not said that it has loaded: its memory may be in use.
-            "resident" if worker.activity.is_some_and(|page| page.begun == 0 && !page.captures) => {
-                if resident.is_zero() { "joined" } else { "loaded" }
-            }
-            "resident" if is_busy => "busy",
-            "resident" => "idle",
-            other => other,
-        };
-        let idle = worker.idle_since.filter(|_| !is_busy).map(|since| self.now.saturating_sub(since));
-        WorkerRow {
-            worker: worker.name.clone(),
-            pid: worker.who.peer.pid,
-            tenant: self.roster.tenant(worker),
-            gpus: worker.holdings.iter().map(|held| held.gpu.clone()).collect(),
-            state: state.to_owned(),
-            leased: footprints.map(|of| of.lease).sum(),
-            resident,
-            evicted: worker.holdings.iter().map(|held| held.evicted).sum(),
-            idle_s: idle.map(|idle| idle.as_secs_f64()),
-            predicted_wake_s: self.arbiter.predicted_wake(id).unwrap_or_default().as_secs_f64(),
-            note: None,
-        }
-    }
-
     /// Returns the present workers, the GPUs with starts that are not the supervisor's, and the free memory.
     pub(crate) fn view(&self, is_started: impl Fn(&str) -> bool, now: Duration) -> View {
         let mut view = View::default();
@@ -75,29 +37,6 @@ impl Agent {
         view.free = self.roster.gpus().map(|(gpu, _)| (gpu, free(gpu))).collect();
         view.present = gangs.into_iter().map(|(name, of)| (name.to_owned(), presence(of))).collect();
         view
-    }
-
-    /// Returns the latest decisions, the oldest first.
-    pub fn decisions(&self) -> Vec<DecisionRow> {
-        let taken = |victim: &glake_arbiter::Victim| VictimRow {
-            worker: self.roster.gang_name(victim.gang),
-            gpu: self.roster.gpu_name(victim.gpu).to_owned(),
-            bytes: victim.bytes,
-            why: why(victim.why).to_owned(),
-        };
-        let row = |of: &glake_arbiter::Decision| DecisionRow {
-            ago_s: self.now.saturating_sub(of.at).as_secs_f64(),
-            worker: self.roster.gang_name(of.gang),
-            class: of.class,
-            waited_s: of.waited.as_secs_f64(),
-            needed: of.needed.iter().map(|(_, bytes)| *bytes).sum(),
-            taken: of.taken.iter().map(taken).collect(),
-            predicted_s: of.predicted.as_secs_f64(),
-            real_s: real(of.outcome).map(|took| took.as_secs_f64()),
-            outcome: outcome(of.outcome),
-            continues: false,
-        };
-        self.arbiter.decisions().map(row).collect()
     }
 
     /// Finds the worker for an operator's name.
@@ -240,45 +179,11 @@ fn silent(name: &str) -> String {
     )
 }
 
-fn why(why: Why) -> &'static str {
-    match why {
-        Why::Discardable => "idle, and nothing is copied",
-        Why::Idle => "idle",
-        Why::Quantum => "busy for its quantum, and parked",
-    }
-}
-
-fn real(outcome: Outcome) -> Option<Duration> {
-    match outcome {
-        Outcome::Refilled(took) => Some(took),
-        _ => None,
-    }
-}
-
-fn outcome(outcome: Outcome) -> String {
-    match outcome {
-        Outcome::UnderWay => "under way",
-        Outcome::Refilled(_) => "refilled",
-        Outcome::Returned => "nothing came in time: given back, and waiting again",
-        Outcome::NotRestored => "the driver did not restore it: waiting again",
-        Outcome::Checkpointed => "idle for long: checkpointed",
-        Outcome::Lost => "failed: the driver does not restore it: end it, and start it again",
-        Outcome::Kept => "idle for long, and could not be checkpointed",
-        Outcome::Late => "it did not end in time",
-        Outcome::Denied(why) => crate::agent::denial(why),
-        Outcome::GrowthDenied(Denied::TooLarge) => "growth denied: all that others could give is not enough",
-        Outcome::GrowthDenied(Denied::Deadline) => "growth denied: not enough came within its time",
-        Outcome::GrowthDenied(why) => crate::agent::denial(why),
-        Outcome::Died => "it died",
-    }
-    .to_owned()
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // also in the functions that tests call
 mod tests {
     use glake_arbiter::node::NodeFile;
-    use glake_wire::{Activity, Hello, Holding, Peer, ToAgent};
+    use glake_wire::{Activity, Hello, Holding, LoggedDecision, Peer, ToAgent};
 
     use super::*;
     use crate::Identity;
@@ -305,7 +210,7 @@ mod tests {
     }
 
     fn state(agent: &Agent) -> String {
-        agent.rows()[0].state.clone()
+        agent.snapshot().workers[0].row.state.clone()
     }
 
     fn saw(agent: &mut Agent, id: WorkerId, made: Bytes, begun: u64) {
@@ -371,7 +276,7 @@ mod tests {
         assert_eq!(state(&agent), "joined");
         saw(&mut agent, id, MIB(512), 0);
         assert_eq!(
-            (state(&agent).as_str(), agent.rows()[0].resident),
+            (state(&agent).as_str(), agent.snapshot().workers[0].row.resident),
             ("loaded", MIB(512)),
             "it announces no uses"
         );
@@ -382,7 +287,7 @@ mod tests {
         for (captures, uses, found) in [(false, 1, "busy"), (true, 0, "busy")] {
             let activity = Activity { begun: uses, uses, captures, ..Activity::default() };
             agent.saw(id, Some(crate::PageReading { activity, idle_for: NOW }), NOW);
-            assert_eq!((state(&agent).as_str(), agent.rows()[0].idle_s), (found, None));
+            assert_eq!((state(&agent).as_str(), agent.snapshot().workers[0].row.idle_s), (found, None));
         }
         saw(&mut agent, id, MIB(512), 1);
         assert_eq!(shrink(&mut agent, id), glake_wire::Tier::File, "512 MiB of a host budget of 300");
@@ -422,7 +327,7 @@ mod tests {
             ..crate::JournalRecord::default()
         };
         agent.expect(Identity { peer: Peer { pid: 7, start: 1 }, uid: 0 }, &told, NOW);
-        assert_eq!((state(&agent).as_str(), agent.rows()[0].resident), ("silent", MIB(512)));
+        assert_eq!((state(&agent).as_str(), agent.snapshot().workers[0].row.resident), ("silent", MIB(512)));
     }
 
     /// An operator does not wait for room that a worker could also have.
@@ -449,13 +354,13 @@ mod tests {
         agent.hear(id, 1, 0, grow(20), NOW).unwrap();
         agent.hear(id, 2, 0, grow(30), NOW).unwrap();
         agent.died(Peer { pid: 1, start: 1 }, NOW).unwrap();
-        let rows = agent.decisions();
-        let row = |row: &DecisionRow| (row.worker.clone(), row.needed, row.outcome.clone());
+        let (rows, _) = agent.decisions(0);
+        let row = |of: &LoggedDecision| (of.row.worker.clone(), of.row.needed, of.row.outcome.clone());
         let denied = "growth denied: all that others could give is not enough".to_owned();
         assert_eq!(rows.iter().map(row).collect::<Vec<_>>(), [("model".to_owned(), Bytes::gib(30), denied)]);
         // Time passes without events.
         agent.tick(LONG);
-        assert_eq!(agent.decisions()[0].ago_s, 30.0);
+        assert_eq!(agent.decisions(0).0[0].row.ago_s, 30.0);
     }
 
     /// The worker wants again by itself, within the operator's time.
