@@ -23,7 +23,8 @@ def keep_in_place(model: Any, weights: Weights) -> None:
             for name in _WRITING:
                 if callable(getattr(type(module), name, None)) and not isinstance(vars(module).get(name), _Writes):
                     setattr(module, name, _Writes(module, name))
-    names = [name for name, parameter in model.named_parameters() if weights.is_streamed(parameter)]
+    streamed = weights.streamed_in(model)
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in streamed]
     # DistributedDataParallel refuses parameters of several kinds of devices; these are frozen, and the same on each rank.
     ignored = [name for name in getattr(model, "_ddp_params_and_buffers_to_ignore", ()) if name not in names]
     model._ddp_params_and_buffers_to_ignore = ignored + names
@@ -58,7 +59,8 @@ class _Apply(_Method):
 
     def __call__(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         own = self._module._parameters
-        left = {name: parameter for name, parameter in own.items() if parameter is not None and _stays(parameter, fn)}
+        streamed = {name for name in own if any(weights.is_streamed(self._module, name) for weights in live())}
+        left = {name: parameter for name, parameter in own.items() if name in streamed and parameter is not None and _stays(parameter, fn)}
         order = list(own)
         try:
             own.update(dict.fromkeys(left))
@@ -68,9 +70,7 @@ class _Apply(_Method):
 
 
 def _stays(parameter: Any, fn: Callable[[Any], Any]) -> bool:
-    """Whether a parameter streams, and a move only names another device."""
-    if not any(weights.is_streamed(parameter) for weights in live()):
-        return False
+    """Whether a move of a parameter only names another device."""
     empty = parameter.detach().new_empty(0)
     moved = fn(empty)
     return bool(moved.dtype == empty.dtype and moved.device.type != "meta" and not moved.is_sparse)

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import math
 import weakref
+from collections.abc import MutableMapping
 from typing import Any
 
 from .. import _library
@@ -42,8 +43,10 @@ class Place:
     """
 
     def __init__(
-        self, memory: Memory, copies: dict[int, Place], like: Any, index: int, block: int, owned: list[tuple[Any, str, Any]]
+        self, memory: Memory, copies: MutableMapping[int, Place], like: Any, index: int, block: int, owned: list[tuple[Any, str, Any]]
     ) -> None:
+        # Its number in the site's order of uses, once it has one there.
+        self.number: int | None = None
         self.block, self.parts, self.nbytes = block, [], 0
         for module, name, parameter in owned:
             part = Part(module, name, parameter, self.nbytes)
@@ -173,14 +176,15 @@ class Place:
             if parameter is not None:
                 parameter.data = part.home.new_empty(0)
 
-    def storage(self) -> Any:
-        """Returns a storage on the GPU with the bytes of a place that streams no more."""
+    def storage(self, part: Part, parameter: Any) -> Any:
+        """Returns a storage on the GPU with the bytes of a parameter that streams no more, at its offset."""
         copy, _ = self._memory.take(self._like, self.nbytes)
-        for part in self.parts:
-            parameter = part.parameter()
-            if parameter is not None:
-                part.view(copy, self._like).copy_(parameter.detach())
+        part.view(copy, self._like).copy_(parameter.detach())
         return copy
+
+    def part_at(self, offset: int) -> Part:
+        """Returns the part with the byte at an offset."""
+        return next(part for part in reversed(self.parts) if part.offset <= offset)
 
     def is_foreign(self) -> bool:
         """Whether the program has given a parameter of a shown place another type or other sizes."""
@@ -243,23 +247,28 @@ def _aligned(size: int) -> int:
 
 
 class Streamed(Saved):
-    """A saved tensor in a place: the parameter or a view of it. Nothing is copied; it comes back with its place."""
+    """A saved tensor in a place: the parameter or a view of it. Nothing is copied; it comes back with its place, which lives as long as it."""
 
-    __slots__ = ("_dtype", "_offset", "_place", "_reach", "_size", "_stride")
+    __slots__ = ("_dtype", "_offset", "_parameter", "_part", "_place", "_reach", "_size", "_stride")
 
     def __init__(self, tensor: Any, place: Place, reach: Any, like: Any) -> None:
         alias = tensor.detach()
         alias.data = like.new_empty(0, dtype=tensor.dtype)
         Saved.__init__(self, tensor, alias, tensor.grad_fn)
-        # Function that makes the place come, and returns its storage.
+        # Function that makes the place come, and returns its storage; None if it has not the parameter's bytes.
         self._place, self._reach = place, reach
+        # The model may end before the graph.
+        self._part = place.part_at(tensor.storage_offset() * tensor.element_size())
+        self._parameter = self._part.parameter()
         self._dtype, self._offset = tensor.dtype, tensor.storage_offset()
         self._size, self._stride = tensor.size(), tensor.stride()
 
     def read(self) -> Any:
         if not self.is_intact():
             raise self._modified(list(self._size))
-        storage = self._reach(self._place)
+        storage = self._reach(self._place, self._part, self._parameter)
+        if storage is None:
+            storage = self._place.storage(self._part, self._parameter)
         found = self._alias.detach()
         found.data = found.new_empty(0).set_(storage, self._offset, self._size, self._stride)
         return found
