@@ -6,6 +6,7 @@ Needs torch; every test is skipped without it.
 import gc
 import os
 import unittest
+from unittest import mock
 
 os.environ["GLAKE_DEVICE"] = "sim"
 
@@ -77,6 +78,75 @@ class Lives(OfLives):
             gc.collect()
             self.assertEqual(glake.offload.report()["entries"], 0, "host memory is released with the graph")
             handle.remove()
+
+    def test_a_graph_of_a_replaced_weight_reads_the_old_one(self):
+        model, handle, plain = self.both()
+        losses = []
+        for each in (model, plain):
+            losses.append(self.loss(each))
+            with torch.no_grad():
+                each.blocks[2].up.base.weight = nn.Parameter(torch.ones(128, 32), requires_grad=False)
+            self.forward(each)
+        for loss in losses:
+            loss.backward()
+        self.same_gradients(self.trained(model), self.trained(plain))
+        handle.remove()
+
+
+class Replaced(OfLives):
+    def test_a_replaced_weight_keeps_its_values(self):
+        model, handle, plain = self.both()
+        expected = self.forward(plain)
+        layer = model.blocks[1].up.base
+        old, was = layer.weight, layer.weight.detach().clone()
+        layer.weight = nn.Parameter(torch.ones_like(was), requires_grad=False)
+        self.assertFalse(torch.equal(self.forward(model), expected))
+        self.assertTrue(torch.equal(old, was))
+        layer.weight = old
+        self.assertTrue(torch.equal(self.forward(model), expected))
+        self.assertEqual(self.told(handle)["streamed_blocks"], 5)
+        handle.remove()
+
+    def test_a_state_dict_keeps_its_values(self):
+        for how in ("assign", "data"):
+            model, handle, plain = self.both()
+            expected = self.forward(plain)
+            old = model.state_dict()
+            new = {name: value * 1.1 for name, value in plain.state_dict().items()}
+            if how == "assign":
+                model.load_state_dict(new, assign=True)
+            else:
+                for name, parameter in model.named_parameters():
+                    parameter.data = new[name]
+            self.assertFalse(torch.equal(self.forward(model), expected))
+            for name, value in plain.state_dict().items():
+                self.assertTrue(torch.equal(old[name], value), name)
+            model.load_state_dict(old, assign=True)
+            self.assertTrue(torch.equal(self.forward(model), expected))
+            handle.remove()
+
+    def test_a_functional_call_leaves_the_model(self):
+        model, handle, plain = self.both()
+        other = self.model(2)
+        weights = dict(other.named_parameters())
+        for _ in range(2):
+            torch.manual_seed(3)
+            found = torch.func.functional_call(model, weights, (IDS,))
+            self.assertTrue(torch.equal(found, self.forward(other)))
+            self.assertTrue(torch.equal(self.forward(model), self.forward(plain)))
+        for parameter, mine in zip(other.parameters(), self.model(2).parameters()):
+            self.assertTrue(torch.equal(parameter, mine))
+        handle.remove()
+
+    def test_weights_without_room_in_host_memory_stay_on_the_gpu(self):
+        model, handle, plain = self.both()
+        for each in (model, plain):
+            each.blocks[1].up.base.weight = nn.Parameter(torch.ones(128, 32), requires_grad=False)
+        with mock.patch("glake.offload._place._library.api") as api:
+            api().offload_reserve.side_effect = glake.OutOfMemoryError("none is left")
+            self.assertTrue(torch.equal(self.forward(model), self.forward(plain)))
+        self.equal(self.train(model, 1), self.train(plain, 1))
+        handle.remove()
 
 
 class Moves(OfLives):

@@ -73,6 +73,8 @@ class Weights:
         self._numbered.append(weakref.ref(place))
         for part in place.parts:
             self._slots.setdefault(part.module(), {})[part.name] = weakref.ref(place)
+            known = [weak for weak in _parts_of.get(part.module(), ()) if weak() not in (None, part)]
+            _parts_of[part.module()] = [*known, weakref.ref(part)]
 
     def begin(self, model: Any, above: list[Any]) -> None:
         """Begins to stream. ``above``: the modules whose forwards may use the places of several of their parts, the outermost first."""
@@ -98,7 +100,7 @@ class Weights:
             handle.remove()
         with self._lock:
             for place in self.places:
-                if place.packed is None:
+                if not place.is_away:
                     continue
                 self._hide(place, frees=True)
                 if place.is_shown:
@@ -114,11 +116,11 @@ class Weights:
 
     def count(self) -> int:
         """Returns the number of places that stream."""
-        return sum(place.packed is not None for place in self.places)
+        return sum(place.is_away for place in self.places)
 
     def streamed_of(self, module: Any) -> set[tuple[int, str]]:
         """Returns the parameters that a module's forward brings, by the ids of the modules that have them, and their names there."""
-        return {(id(part.module()), part.name) for place in self._owned.get(module, ()) if place.packed is not None for part in place.parts}
+        return {(id(part.module()), part.name) for place in self._owned.get(module, ()) if place.is_away for part in place.parts}
 
     def streamed_in(self, model: Any) -> set[int]:
         """Returns the ids of a model's parameters that stream."""
@@ -129,25 +131,25 @@ class Weights:
         """Whether a module's parameter of a name streams."""
         known = self._slots.get(module, {}).get(name)
         place = None if known is None else known()
-        return place is not None and place.packed is not None
+        return place is not None and place.is_away
 
     def stay(self, which: Callable[[Any], bool]) -> None:
         """Moves the places of modules to the GPU for good."""
         with self._lock:
             owned = [(module, place) for module, places in list(self._owned.items()) for place in places]
             for module, place in owned:
-                if place.packed is not None and which(module):
+                if place.is_away and which(module):
                     place.stay()
             self._owned.clear()
             self._slots.clear()
             for place in self.places:
-                if place.copy is not None and place.packed is not None:
+                if place.copy is not None and place.is_away:
                     self._hide(place, frees=True)
                 # Of a module that is gone, it has no number any more.
                 place.number = None
             self._numbered = []
             for module, place in owned:
-                if place.packed is not None:
+                if place.is_away:
                     self.add(module, place)
 
     def hide(self) -> None:
@@ -162,8 +164,9 @@ class Weights:
     def use(self, place: Place) -> Any:
         """Makes a place come for the current stream; returns its storage there, if it streams."""
         with self._lock:
-            if place.packed is None:
+            if not place.is_away:
                 return None
+            place.adopt()
             if place.is_trained():
                 _logger.info("weights of block %d are trained now, and stay on the GPU", place.block)
                 place.stay()
@@ -211,10 +214,17 @@ class Weights:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
             return None
         place = self.copies.get(tensor.untyped_storage()._cdata)
-        return None if place is None else Streamed(tensor, place, self._reach, self.like)
+        part = None if place is None else place.part_at(tensor.storage_offset() * tensor.element_size())
+        parameter = None if part is None else part.parameter()
+        return None if parameter is None else Streamed(tensor, place, part, parameter, self._reach, self.like)
 
     def _reach(self, place: Place, part: Part, parameter: Any) -> Any:
-        return self.use(place)
+        with self._lock:
+            if not place.is_away:
+                return None
+            place.adopt()
+            # The program may have replaced it.
+            return self.use(place) if part.parameter() is parameter else None
 
     def _begin(self, place: Place) -> None:
         if place.copy is None:
@@ -223,7 +233,7 @@ class Weights:
 
     def _begin_ahead(self, place: Place) -> bool:
         try:
-            if place.packed is not None:
+            if place.is_away:
                 self._begin(place)
         except RuntimeError as error:
             if not is_shortage(error) and not isinstance(error, Error):
@@ -240,7 +250,7 @@ class Weights:
             self.bytes_in += place.nbytes
 
     def _hide(self, place: Place, frees: bool) -> None:
-        if place.packed is None or place.pins:
+        if not place.is_away or place.pins:
             return
         try:
             place.hide()
@@ -374,7 +384,7 @@ class Weights:
         with self._lock:
             for place in self.places:
                 owners = (part.module() for part in place.parts)
-                if place.packed is not None and any(owner is not None and id(owner) in seen for owner in owners):
+                if place.is_away and any(owner is not None and id(owner) in seen for owner in owners):
                     self.use(place)
                     place.pins += 1
                     place.is_written |= writes
@@ -391,7 +401,7 @@ class Weights:
 
     def told(self) -> dict[str, Any]:
         """Returns what the report says of the weights."""
-        streamed = [place for place in self.places if place.packed is not None]
+        streamed = [place for place in self.places if place.is_away]
         return {
             "kept_blocks": self.kept_blocks,
             "kept_bytes": self.kept_bytes,
@@ -520,12 +530,18 @@ def _watch() -> int:
     return _registrations[0]
 
 
-def _count(_module: Any, _name: str, _parameter: Any) -> None:
+def _count(module: Any, name: str, parameter: Any) -> None:
     _registrations[0] += 1
+    for weak in _parts_of.get(module, ()):
+        part = weak()
+        if part is not None and part.name == name and parameter is not None:
+            part.given = weakref.ref(parameter)
 
 
 _registrations = [0]
 _watching: list[Any] = []
+# Parameters of modules that stream.
+_parts_of: weakref.WeakKeyDictionary[Any, list[weakref.ref[Part]]] = weakref.WeakKeyDictionary()
 _all: weakref.WeakSet[Weights] = weakref.WeakSet()
 
 
