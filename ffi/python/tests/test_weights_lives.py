@@ -3,7 +3,9 @@
 Needs torch; every test is skipped without it.
 """
 
+import copy
 import gc
+import io
 import os
 import unittest
 from unittest import mock
@@ -152,6 +154,26 @@ class Replaced(OfLives):
 class Moves(OfLives):
     def ignored(self, model):
         return set(model._ddp_params_and_buffers_to_ignore)
+
+    def test_data_parallel_ignores_weights_only_while_they_stream(self):
+        model = self.model()
+        model._ddp_params_and_buffers_to_ignore = ["own"]
+        handle = self.offload(model)
+        name = "blocks.1.up.base.weight"
+        streamed = self.ignored(model)
+        self.assertIn(name, streamed)
+        self.assertIn("own", streamed)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+            self.assertEqual(self.ignored(other), {"own"})
+        model.blocks[1].up.base.weight.requires_grad_(True)
+        self.assertEqual(self.ignored(model), streamed - {name})
+        handle.remove()
+        self.assertEqual(model._ddp_params_and_buffers_to_ignore, ["own"])
+        for module in model.modules():
+            self.assertNotIn("_apply", vars(module))
 
     def test_assigned_weights_stream_on(self):
         model, handle, plain = self.both()

@@ -93,6 +93,10 @@ class Weights:
             # Before others, as its hooks are the innermost.
             self._handles.append(module.register_forward_hook(_Leave(self, weak), prepend=True, always_call=True))
 
+    def keep(self, handle: Any) -> None:
+        """Keeps an object whose ``remove()`` is called when streaming ends."""
+        self._handles.append(handle)
+
     def remove(self) -> None:
         """Turns streamed parameters into ordinary host tensors, and removes the hooks. Repeated calls do nothing."""
         handles, self._handles = self._handles, []
