@@ -190,5 +190,28 @@ class Moves(OfLives):
         handle.remove()
 
 
+class Writes(OfLives):
+    def write(self, model, value):
+        for block in model.blocks:
+            for layer in (block.qkv, block.out, block.up, block.down):
+                layer.base.weight.data.fill_(value)
+
+    def test_uses_reads_what_was_written_on_the_host(self):
+        model, handle, _ = self.both()
+        self.loss(model).backward()
+        self.write(model, 0.5)
+        for block in model.blocks:
+            with glake.offload.uses(block):
+                self.assertEqual(block.up.base.weight.unique().tolist(), [0.5])
+        self.loss(model).backward()
+        self.write(model, 0.25)
+        with glake.offload.uses(model, writes=True):
+            for block in model.blocks:
+                block.up.base.weight.data.mul_(2)
+        for block in model.blocks:
+            self.assertEqual(block.up.base.weight.unique().tolist(), [0.5])
+        handle.remove()
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -316,12 +316,15 @@ class Weights:
                 self.hide()
 
     def _begin_forward(self) -> None:
-        """Frees all copies: the program may have changed parameters' bytes without a version."""
         import torch
 
+        self._free_copies()
         self._is_first, self._kind = True, _FORWARD if torch.is_grad_enabled() else _EVALUATION
         if self._registered != _registrations[0]:
             self._take_in()
+
+    def _free_copies(self) -> None:
+        """Frees all copies that no other thread uses: the program may have changed parameters' bytes without a version."""
         with self._lock:
             self._current.pop(threading.get_ident(), None)
             for place in self.places:
@@ -386,6 +389,8 @@ class Weights:
         pinned: list[Place] = []
         seen = {id(part) for part in parts(module)}
         with self._lock:
+            if not self._stack() and _task() == -1:
+                self._free_copies()
             for place in self.places:
                 owners = (part.module() for part in place.parts)
                 if place.is_away and any(owner is not None and id(owner) in seen for owner in owners):
