@@ -212,6 +212,32 @@ class Writes(OfLives):
             self.assertEqual(block.up.base.weight.unique().tolist(), [0.5])
         handle.remove()
 
+    def test_a_write_after_an_error_is_kept(self):
+        for kind in (ValueError, KeyboardInterrupt):
+            for where in ("forward", "layer", "backward"):
+                model, handle, plain = self.both()
+
+                def fail(*_, kind=kind):
+                    raise kind("stop")
+
+                for each in (model, plain):
+                    module = each.blocks[2].down.base if where == "layer" else each.blocks[2].down
+                    hook = (module.register_full_backward_hook if where == "backward" else module.register_forward_pre_hook)(fail)
+                    with self.assertRaises(kind):
+                        self.train(each, 1)
+                    hook.remove()
+                    self.write(each, 0.01)
+                with glake.offload.uses(model):
+                    for block in model.blocks:
+                        self.assertTrue(block.up.base.weight.eq(0.01).all(), (kind, where))
+                self.write(model, 0.03), self.write(plain, 0.03)
+                if where == "backward":
+                    self.assertFalse(handle._packer.weights._tasks)
+                self.equal(self.train(model, 1), self.train(plain, 1))
+                self.write(model, 0.02), self.write(plain, 0.02)
+                self.equal(self.train(model, 1), self.train(plain, 1))
+                handle.remove()
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -178,7 +178,7 @@ class Weights:
             task, thread = _task(), threading.get_ident()
             if task != -1 and task not in self._tasks:
                 self._tasks.add(task)
-                _engine().queue_callback(functools.partial(_ended, weakref.ref(self), task))
+                _engine().queue_callback(_Backward(self, task))
             self._current[thread] = place.block, task
             first, self._is_first = self._is_first and task == -1, self._is_first and task != -1
             leave, begin = self._ordered(place, self._kind if task == -1 else _BACKWARD, first)
@@ -329,6 +329,8 @@ class Weights:
             self._current.pop(threading.get_ident(), None)
             for place in self.places:
                 if place.copy is not None and not self._is_current(place):
+                    # One that a signal has left there may have been written.
+                    place.is_written |= place.is_shown and not place.pins
                     self._hide(place, frees=True)
 
     def _take_in(self) -> None:
@@ -344,9 +346,7 @@ class Weights:
 
     def _leave_ended(self, stack: list[tuple[Any, Any, Any]], running: set[Any]) -> None:
         """Leaves forwards that a signal ended: torch calls no hook after those."""
-        last = max((place for place, (_, _, call) in enumerate(stack) if call is None or call in running), default=-1)
-        while last >= 0 and stack[last][2] is None:
-            last -= 1
+        last = max((place for place, (_, _, call) in enumerate(stack) if call in running), default=-1)
         while len(stack) > last + 1:
             _, hooks, _ = stack.pop()
             if hooks is not None:
@@ -376,8 +376,10 @@ class Weights:
         return hooks
 
     def ended(self, task: int) -> None:
-        """Ends a backward."""
+        """Ends a backward, if it has not."""
         with self._lock:
+            if task not in self._tasks:
+                return
             self._tasks.discard(task)
             self._current = {thread: (block, other) for thread, (block, other) in self._current.items() if other != task}
             self.hide()
@@ -386,10 +388,15 @@ class Weights:
 
     def pin(self, module: Any, writes: bool) -> list[Place]:
         """Makes all places of a module's parts come and stay until they are unpinned. Returns them."""
+        from ._activations import _running
+
         pinned: list[Place] = []
         seen = {id(part) for part in parts(module)}
         with self._lock:
-            if not self._stack() and _task() == -1:
+            stack, running = self._stack(), _running(sys._getframe())
+            if any(call is not None for _, _, call in stack) and not any(call in running for _, _, call in stack):
+                self._leave_ended(stack, running)
+            if not stack and _task() == -1:
                 self._free_copies()
             for place in self.places:
                 owners = (part.module() for part in place.parts)
@@ -494,10 +501,19 @@ def _unpack(inner: Any, saved: Any) -> Any:
         return saved.read()
 
 
-def _ended(weights: weakref.ref[Weights], task: int) -> None:
-    known = weights()
-    if known is not None:
-        known.ended(task)
+class _Backward:
+    """A backward, which ends where its engine calls this, or drops it: none is called of a backward that raises."""
+
+    def __init__(self, weights: Weights, task: int) -> None:
+        self._weights, self._task = weakref.ref(weights), task
+
+    def __call__(self) -> None:
+        weights = self._weights()
+        if weights is not None:
+            weights.ended(self._task)
+
+    def __del__(self) -> None:
+        self()
 
 
 def _tell_of_devices(error: BaseException | None) -> None:
