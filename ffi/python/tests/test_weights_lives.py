@@ -238,6 +238,25 @@ class Writes(OfLives):
                 self.equal(self.train(model, 1), self.train(plain, 1))
                 handle.remove()
 
+    def test_an_unfrozen_weight_is_trained_after_inference(self):
+        model, handle, plain = self.both()
+        for each in (model, plain):
+            each.blocks[1].up.base.weight.requires_grad_(True)
+            with torch.inference_mode():
+                each(IDS)
+            self.assertFalse(each.blocks[1].up.base.weight.is_inference())
+        self.equal(self.train(model, 2), self.train(plain, 2))
+        handle.remove()
+
+    def test_a_model_is_placed_in_inference_mode(self):
+        model, plain = self.model(), self.model()
+        with torch.inference_mode():
+            handle = self.offload(model)
+            model(IDS)
+            handle.remove()
+        self.assertFalse(any(parameter.is_inference() for parameter in model.parameters()))
+        self.equal(self.train(model, 1), self.train(plain, 1))
+
 
 if __name__ == "__main__":
     unittest.main()

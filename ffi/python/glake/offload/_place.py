@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import math
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from .. import _library
@@ -273,6 +274,21 @@ def _may_replace(parameter: Any, part: Part) -> bool:
 
 def _aligned(size: int) -> int:
     return math.ceil(size / ALIGNMENT) * ALIGNMENT
+
+
+def ordinary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function that gives parameters tensors: one of inference mode would make the parameter such a tensor for good."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        import torch
+
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **named)
+        with torch.inference_mode(False):
+            return function(*args, **named)
+
+    return call
 
 
 class Streamed(Saved):

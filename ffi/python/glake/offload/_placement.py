@@ -15,7 +15,7 @@ from ._layout import Layout, Owner, beside, layout, refusals, size_of, streamed_
 from ._memory import Cuda, Memory
 from ._moves import keep_in_place
 from ._parts import parts
-from ._place import Place
+from ._place import Place, ordinary
 from ._weights import Weights
 
 _logger = logging.getLogger("glake")
@@ -28,6 +28,7 @@ _STEP = 4
 Load = Callable[[str, Any], object]
 
 
+@ordinary
 def place(
     model: Any,
     site: Any,

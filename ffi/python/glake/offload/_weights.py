@@ -23,7 +23,7 @@ from ..errors import Error, UnsupportedError
 from . import _dynamo
 from ._memory import Memory, is_shortage
 from ._parts import parameters, parts
-from ._place import Part, Place, Streamed
+from ._place import Part, Place, Streamed, ordinary
 from ._saved import kept, read
 
 _logger = logging.getLogger("glake")
@@ -97,6 +97,7 @@ class Weights:
         """Keeps an object whose ``remove()`` is called when streaming ends."""
         self._handles.append(handle)
 
+    @ordinary
     def remove(self) -> None:
         """Turns streamed parameters into ordinary host tensors, and removes the hooks. Repeated calls do nothing."""
         handles, self._handles = self._handles, []
@@ -137,6 +138,7 @@ class Weights:
         place = None if known is None else known()
         return place is not None and place.is_away
 
+    @ordinary
     def stay(self, which: Callable[[Any], bool]) -> None:
         """Moves the places of modules to the GPU for good."""
         with self._lock:
@@ -165,6 +167,7 @@ class Weights:
 
     # Uses.
 
+    @ordinary
     def use(self, place: Place) -> Any:
         """Makes a place come for the current stream; returns its storage there, if it streams."""
         with self._lock:
@@ -253,6 +256,7 @@ class Weights:
             # Its bytes had changed.
             self.bytes_in += place.nbytes
 
+    @ordinary
     def _hide(self, place: Place, frees: bool) -> None:
         if not place.is_away or place.pins:
             return
@@ -333,6 +337,7 @@ class Weights:
                     place.is_written |= place.is_shown and not place.pins
                     self._hide(place, frees=True)
 
+    @ordinary
     def _take_in(self) -> None:
         """Moves parameters that are new in the model to the GPU: a new adapter is made where its layer's weight is, on the host."""
         self._registered, model = _registrations[0], self._model()
