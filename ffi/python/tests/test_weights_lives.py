@@ -257,6 +257,23 @@ class Writes(OfLives):
         self.assertFalse(any(parameter.is_inference() for parameter in model.parameters()))
         self.equal(self.train(model, 1), self.train(plain, 1))
 
+    def test_uses_without_memory_pins_no_weight(self):
+        model, handle, plain = self.both()
+        take, left = self.memory.take, [5]
+
+        def fails(*arguments):
+            left[0] -= 1
+            if left[0] < 0:
+                raise glake.OutOfMemoryError("none is left")
+            return take(*arguments)
+
+        with mock.patch.object(self.memory, "take", fails), self.assertRaises(glake.OutOfMemoryError):
+            with glake.offload.uses(model):
+                pass
+        self.assertEqual({place.pins for place in handle._packer.weights.places}, {0})
+        self.equal(self.train(model, 1), self.train(plain, 1))
+        handle.remove()
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -36,9 +36,13 @@ class uses:
         self._pinned: list[tuple[Weights, list[Place], Any]] = []
 
     def __enter__(self) -> uses:
-        for weights in live():
-            if places := weights.pin(self._module, self._writes):
-                self._pinned.append((weights, places, weights.push()))
+        try:
+            for weights in live():
+                if places := weights.pin(self._module, self._writes):
+                    self._pinned.append((weights, places, weights.push()))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -403,13 +403,17 @@ class Weights:
                 self._leave_ended(stack, running)
             if not stack and _task() == -1:
                 self._free_copies()
-            for place in self.places:
-                owners = (part.module() for part in place.parts)
-                if place.is_away and any(owner is not None and id(owner) in seen for owner in owners):
-                    self.use(place)
-                    place.pins += 1
-                    place.is_written |= writes
-                    pinned.append(place)
+            try:
+                for place in self.places:
+                    owners = (part.module() for part in place.parts)
+                    if place.is_away and any(owner is not None and id(owner) in seen for owner in owners):
+                        self.use(place)
+                        place.pins += 1
+                        place.is_written |= writes
+                        pinned.append(place)
+            except BaseException:
+                self.unpin(pinned)
+                raise
         return pinned
 
     def unpin(self, pinned: list[Place]) -> None:
