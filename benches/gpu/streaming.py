@@ -145,7 +145,7 @@ def sharded(torch, tuned):
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29555", RANK="0", WORLD_SIZE="1")
     torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    policy = {"offload_policy": CPUOffloadPolicy()}
+    policy = {"offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available())}
     for layer in tuned.model.get_base_model().model.layers:
         fully_shard(layer, **policy)
     fully_shard(tuned, **policy)

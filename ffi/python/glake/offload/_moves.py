@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ._parts import parts
@@ -11,22 +12,75 @@ from ._weights import Weights, live
 
 # Names of a layer's methods that write to the weight of the layer that it wraps, as of peft's layers.
 _WRITING = ("merge", "unmerge")
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 
 def keep_in_place(model: Any, weights: Weights) -> None:
     """Makes moves of a model, as by ``model.to("cuda")``, leave its streamed parameters, and DistributedDataParallel ignore them."""
     for module in {id(part.module()): part.module() for place in weights.places for part in place.parts}.values():
-        if module is not None and not isinstance(vars(module).get("_apply"), _Apply):
-            module._apply = _Apply(module, "_apply")
+        if module is not None and "_apply" not in vars(module):
+            weights.keep(_Attribute(module, "_apply", _Apply(module, "_apply")))
     for module in parts(model):
         if "base_layer" in module._modules:
             for name in _WRITING:
-                if callable(getattr(type(module), name, None)) and not isinstance(vars(module).get(name), _Writes):
-                    setattr(module, name, _Writes(module, name))
-    names = [name for name, parameter in model.named_parameters() if weights.is_streamed(parameter)]
-    # DistributedDataParallel refuses parameters of several kinds of devices; these are frozen, and the same on each rank.
-    ignored = [name for name in getattr(model, "_ddp_params_and_buffers_to_ignore", ()) if name not in names]
-    model._ddp_params_and_buffers_to_ignore = ignored + names
+                if callable(getattr(type(module), name, None)) and name not in vars(module):
+                    weights.keep(_Attribute(module, name, _Writes(module, name)))
+    own = getattr(model, _IGNORED, ())
+    weights.keep(_Attribute(model, _IGNORED, _Ignored(model, weights, own._own if isinstance(own, _Ignored) else own)))
+
+
+class _Attribute:
+    """An attribute of one module, until it is removed."""
+
+    def __init__(self, module: Any, name: str, value: Any) -> None:
+        # Weakly: the value has the module.
+        self._module, self._name, self._value = weakref.ref(module), name, weakref.ref(value)
+        self._before = vars(module).get(name, self)
+        setattr(module, name, value)
+
+    def remove(self) -> None:
+        module = self._module()
+        if module is None or vars(module).get(self._name, self) is not self._value():
+            return
+        if self._before is self:
+            delattr(module, self._name)
+        else:
+            setattr(module, self._name, self._before)
+
+
+class _Ignored(Sequence[str]):
+    """Names of the parameters that stream and are frozen when they are asked for, behind the program's own. DistributedDataParallel refuses
+    parameters of several kinds of devices; these are the same on each rank.
+    """
+
+    def __init__(self, model: Any, weights: Weights, own: Iterable[str]) -> None:
+        self._model, self._weights, self._own = weakref.ref(model), weakref.ref(weights), list(own)
+
+    def _names(self) -> list[str]:
+        model, weights = self._model(), self._weights()
+        if model is None or weights is None:
+            return self._own
+        streamed = weights.streamed_in(model)
+        found = [name for name, each in model.named_parameters() if id(each) in streamed and not each.requires_grad]
+        return self._own + [name for name in found if name not in self._own]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._names()[index]
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __add__(self, others: list[str]) -> list[str]:
+        return self._names() + others
+
+    def __deepcopy__(self, _memo: Any) -> list[str]:
+        return list(self._own)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self._own,)
 
 
 class _Method:
@@ -58,7 +112,8 @@ class _Apply(_Method):
 
     def __call__(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         own = self._module._parameters
-        left = {name: parameter for name, parameter in own.items() if parameter is not None and _stays(parameter, fn)}
+        streamed = {name for name in own if any(weights.is_streamed(self._module, name) for weights in live())}
+        left = {name: parameter for name, parameter in own.items() if name in streamed and parameter is not None and _stays(parameter, fn)}
         order = list(own)
         try:
             own.update(dict.fromkeys(left))
@@ -68,9 +123,7 @@ class _Apply(_Method):
 
 
 def _stays(parameter: Any, fn: Callable[[Any], Any]) -> bool:
-    """Whether a parameter streams, and a move only names another device."""
-    if not any(weights.is_streamed(parameter) for weights in live()):
-        return False
+    """Whether a move of a parameter only names another device."""
     empty = parameter.detach().new_empty(0)
     moved = fn(empty)
     return bool(moved.dtype == empty.dtype and moved.device.type != "meta" and not moved.is_sparse)

@@ -15,7 +15,7 @@ from ._layout import Layout, Owner, beside, layout, refusals, size_of, streamed_
 from ._memory import Cuda, Memory
 from ._moves import keep_in_place
 from ._parts import parts
-from ._place import Place
+from ._place import Place, ordinary
 from ._weights import Weights
 
 _logger = logging.getLogger("glake")
@@ -28,6 +28,7 @@ _STEP = 4
 Load = Callable[[str, Any], object]
 
 
+@ordinary
 def place(
     model: Any,
     site: Any,
@@ -142,7 +143,7 @@ def _fill(place: Place, owner: Owner, filled: _Filled) -> None:
 
 def _streams(weights: Weights, owner: Owner) -> bool:
     """Whether exactly these parameters of the owner stream."""
-    return weights.streamed_of(owner.module) == {id(parameter) for *_, parameter in owner.parameters}
+    return weights.streamed_of(owner.module) == {(id(holder), own) for holder, own, *_ in owner.parameters}
 
 
 def _check_room(model: Any, missing: int, index: int, is_loaded: bool) -> None:
@@ -222,8 +223,9 @@ class _Filled:
         """Moves everything that does not stream to the GPU."""
         import torch
 
+        streamed = weights.streamed_in(self._model)
         for name, parameter in list(self._model.named_parameters()):
-            if weights.is_streamed(parameter):
+            if id(parameter) in streamed:
                 continue
             if parameter.is_meta:
                 out = torch.empty(parameter.size(), dtype=parameter.dtype, device="cpu")

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from .._arguments import flag
+from ._place import Place
 from ._weights import Weights, live
 
 
@@ -32,17 +33,21 @@ class uses:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"module is a {type(module).__name__}: give the torch.nn.Module whose weights are read")
         self._module, self._writes = module, flag(writes, "writes")
-        self._pinned: list[tuple[Weights, list[int], Any]] = []
+        self._pinned: list[tuple[Weights, list[Place], Any]] = []
 
     def __enter__(self) -> uses:
-        for weights in live():
-            if numbers := weights.pin(self._module, self._writes):
-                self._pinned.append((weights, numbers, weights.push()))
+        try:
+            for weights in live():
+                if places := weights.pin(self._module, self._writes):
+                    self._pinned.append((weights, places, weights.push()))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         pinned, self._pinned = self._pinned, []
-        for weights, numbers, hooks in reversed(pinned):
+        for weights, places, hooks in reversed(pinned):
             if hooks is not None:
                 hooks.__exit__()
-            weights.unpin(numbers)
+            weights.unpin(places)

@@ -23,7 +23,7 @@ from ..errors import Error, UnsupportedError
 from . import _dynamo
 from ._memory import Memory, is_shortage
 from ._parts import parameters, parts
-from ._place import Place, Streamed
+from ._place import Part, Place, Streamed, ordinary
 from ._saved import kept, read
 
 _logger = logging.getLogger("glake")
@@ -39,11 +39,12 @@ class Weights:
     def __init__(self, site: Any, memory: Memory, like: Any) -> None:
         self._site, self._memory, self.like = site, memory, like
         self._lock = threading.RLock()
-        self.places: list[Place] = []
-        # Numbers of the places of modules, which own their parameters or read those of their parts.
-        self._owned: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        # Places by their numbers, weakly: a place lives as long as its module, or a graph that has saved it.
+        self._numbered: list[weakref.ref[Place]] = []
+        # Places of modules, which own their parameters or read those of their parts.
+        self._owned: weakref.WeakKeyDictionary[Any, list[Place]] = weakref.WeakKeyDictionary()
         # Places by the storage of their copy.
-        self.copies: dict[int, Place] = {}
+        self.copies: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._entered = threading.local()
         # Of each thread, the block that it uses, and the backward that does, if one does.
@@ -53,26 +54,37 @@ class Weights:
         # The model, and the number of parameters that modules had been given when it was looked at.
         self._model: Any = None
         self._registered = 0
-        self._by_id: dict[int, tuple[Place, Any]] = {}
+        # Places by the modules and names of their parameters, which the program may replace.
+        self._slots: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Place]]] = weakref.WeakKeyDictionary()
         # Of the blocks that stay on the GPU.
         self.kept_blocks = self.kept_bytes = 0
         self.bytes_in = self.uses = self.demanded = 0
         _all.add(self)
 
+    @property
+    def places(self) -> list[Place]:
+        """The places that are left."""
+        return [place for place in (weak() for weak in self._numbered) if place is not None]
+
     def add(self, module: Any, place: Place) -> None:
         """Adds a place whose parameters are away, which a module's forward uses."""
-        self._owned.setdefault(module, []).append(len(self.places))
-        self.places.append(place)
-        self._by_id.update({id(part.parameter()): (place, part) for part in place.parts})
+        self._owned.setdefault(module, []).append(place)
+        place.number = len(self._numbered)
+        self._numbered.append(weakref.ref(place))
+        for part in place.parts:
+            self._slots.setdefault(part.module(), {})[part.name] = weakref.ref(place)
+            known = [weak for weak in _parts_of.get(part.module(), ()) if weak() not in (None, part)]
+            _parts_of[part.module()] = [*known, weakref.ref(part)]
 
     def begin(self, model: Any, above: list[Any]) -> None:
         """Begins to stream. ``above``: the modules whose forwards may use the places of several of their parts, the outermost first."""
-        self._model, self._registered = weakref.ref(model, functools.partial(_ends, weakref.ref(self))), _watch()
+        self._model, self._registered = weakref.ref(model), _watch()
         for handle in self._handles:
             handle.remove()
         self._handles, self._is_first = [], True
-        ranks = {block: rank for rank, block in enumerate(sorted({place.block for place in self.places}))}
-        self._site.stream([(place.nbytes, ranks[place.block]) for place in self.places])
+        places = self.places
+        ranks = {block: rank for rank, block in enumerate(sorted({place.block for place in places}))}
+        self._site.stream([(place.nbytes, ranks[place.block]) for place in places])
         _dynamo.ready(_Enter.__call__, _Leave.__call__)
         owners = list(self._owned)
         for module in [*above, *(owner for owner in owners if not any(owner is other for other in above))]:
@@ -81,6 +93,11 @@ class Weights:
             # Before others, as its hooks are the innermost.
             self._handles.append(module.register_forward_hook(_Leave(self, weak), prepend=True, always_call=True))
 
+    def keep(self, handle: Any) -> None:
+        """Keeps an object whose ``remove()`` is called when streaming ends."""
+        self._handles.append(handle)
+
+    @ordinary
     def remove(self) -> None:
         """Turns streamed parameters into ordinary host tensors, and removes the hooks. Repeated calls do nothing."""
         handles, self._handles = self._handles, []
@@ -88,7 +105,7 @@ class Weights:
             handle.remove()
         with self._lock:
             for place in self.places:
-                if place.packed is None:
+                if not place.is_away:
                     continue
                 self._hide(place, frees=True)
                 if place.is_shown:
@@ -104,34 +121,41 @@ class Weights:
 
     def count(self) -> int:
         """Returns the number of places that stream."""
-        return sum(place.packed is not None for place in self.places)
+        return sum(place.is_away for place in self.places)
 
-    def streamed_of(self, module: Any) -> set[int]:
-        """Returns the ids of the parameters that a module's forward brings."""
-        places = (self.places[number] for number in self._owned.get(module, ()))
-        return {id(part.parameter()) for place in places if place.packed is not None for part in place.parts}
+    def streamed_of(self, module: Any) -> set[tuple[int, str]]:
+        """Returns the parameters that a module's forward brings, by the ids of the modules that have them, and their names there."""
+        return {(id(part.module()), part.name) for place in self._owned.get(module, ()) if place.is_away for part in place.parts}
 
-    def is_streamed(self, parameter: Any) -> bool:
-        """Whether a parameter streams."""
-        known = self._by_id.get(id(parameter))
-        return known is not None and known[0].packed is not None and known[1].parameter() is parameter
+    def streamed_in(self, model: Any) -> set[int]:
+        """Returns the ids of a model's parameters that stream."""
+        held = ((part, name, parameter) for part in parts(model) for name, parameter in part._parameters.items())
+        return {id(parameter) for part, name, parameter in held if parameter is not None and self.is_streamed(part, name)}
 
+    def is_streamed(self, module: Any, name: str) -> bool:
+        """Whether a module's parameter of a name streams."""
+        known = self._slots.get(module, {}).get(name)
+        place = None if known is None else known()
+        return place is not None and place.is_away
+
+    @ordinary
     def stay(self, which: Callable[[Any], bool]) -> None:
         """Moves the places of modules to the GPU for good."""
         with self._lock:
-            for module, numbers in self._owned.items():
-                for number in numbers if which(module) else ():
-                    if self.places[number].packed is not None:
-                        self.places[number].stay()
-            owned = [(module, self.places[number]) for module, numbers in self._owned.items() for number in numbers]
-            self._owned.clear()
-            self._by_id.clear()
-            for place in self.places:
-                if place.copy is not None and place.packed is not None:
-                    self._hide(place, frees=True)
-            self.places = []
+            owned = [(module, place) for module, places in list(self._owned.items()) for place in places]
             for module, place in owned:
-                if place.packed is not None:
+                if place.is_away and which(module):
+                    place.stay()
+            self._owned.clear()
+            self._slots.clear()
+            for place in self.places:
+                if place.copy is not None and place.is_away:
+                    self._hide(place, frees=True)
+                # Of a module that is gone, it has no number any more.
+                place.number = None
+            self._numbered = []
+            for module, place in owned:
+                if place.is_away:
                     self.add(module, place)
 
     def hide(self) -> None:
@@ -143,12 +167,13 @@ class Weights:
 
     # Uses.
 
-    def use(self, number: int) -> Any:
+    @ordinary
+    def use(self, place: Place) -> Any:
         """Makes a place come for the current stream; returns its storage there, if it streams."""
         with self._lock:
-            place = self.places[number]
-            if place.packed is None:
+            if not place.is_away:
                 return None
+            place.adopt()
             if place.is_trained():
                 _logger.info("weights of block %d are trained now, and stay on the GPU", place.block)
                 place.stay()
@@ -156,15 +181,15 @@ class Weights:
             task, thread = _task(), threading.get_ident()
             if task != -1 and task not in self._tasks:
                 self._tasks.add(task)
-                _engine().queue_callback(functools.partial(_ended, weakref.ref(self), task))
+                _engine().queue_callback(_Backward(self, task))
             self._current[thread] = place.block, task
             first, self._is_first = self._is_first and task == -1, self._is_first and task != -1
-            leave, begin = self._site.used(number, self._kind if task == -1 else _BACKWARD, first, len(self.places))
+            leave, begin = self._ordered(place, self._kind if task == -1 else _BACKWARD, first)
             self.uses += 1
             self.demanded += place.copy is None
             for other in leave:
-                if not self._is_current(self.places[other]):
-                    self._hide(self.places[other], frees=True)
+                if not self._is_current(other):
+                    self._hide(other, frees=True)
             # The one that is needed now, and then those ahead.
             self._begin(place)
             self._show(place)
@@ -172,9 +197,19 @@ class Weights:
                 _logger.info("a weight of block %d has another type or other sizes now, and stays on the GPU", place.block)
                 place.stay()
             for other in begin:
-                if not self._begin_ahead(self.places[other]):
+                if not self._begin_ahead(other):
                     break
             return place.copy
+
+    def _ordered(self, place: Place, phase: int, is_first: bool) -> tuple[list[Place], list[Place]]:
+        """Returns the places to free and the places to reload for a use."""
+        if place.number is None:
+            return [], []
+        leave, begin = self._site.used(place.number, phase, is_first, len(self._numbered))
+        return self._living(leave), self._living(begin)
+
+    def _living(self, numbers: list[int]) -> list[Place]:
+        return [place for place in (self._numbered[number]() for number in numbers) if place is not None]
 
     def saved(self, tensor: Any) -> Streamed | None:
         """Returns the placeholder of a saved tensor if its bytes are those of a copy."""
@@ -186,11 +221,17 @@ class Weights:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
             return None
         place = self.copies.get(tensor.untyped_storage()._cdata)
-        return None if place is None else Streamed(tensor, place, self._reach, self.like)
+        part = None if place is None else place.part_at(tensor.storage_offset() * tensor.element_size())
+        parameter = None if part is None else part.parameter()
+        return None if parameter is None else Streamed(tensor, place, part, parameter, self._reach, self.like)
 
-    def _reach(self, place: Place) -> Any:
-        storage = self.use(self.places.index(place)) if place in self.places else None
-        return place.storage() if storage is None else storage
+    def _reach(self, place: Place, part: Part, parameter: Any) -> Any:
+        with self._lock:
+            if not place.is_away:
+                return None
+            place.adopt()
+            # The program may have replaced it.
+            return self.use(place) if part.parameter() is parameter else None
 
     def _begin(self, place: Place) -> None:
         if place.copy is None:
@@ -199,7 +240,7 @@ class Weights:
 
     def _begin_ahead(self, place: Place) -> bool:
         try:
-            if place.packed is not None:
+            if place.is_away:
                 self._begin(place)
         except RuntimeError as error:
             if not is_shortage(error) and not isinstance(error, Error):
@@ -215,8 +256,9 @@ class Weights:
             # Its bytes had changed.
             self.bytes_in += place.nbytes
 
+    @ordinary
     def _hide(self, place: Place, frees: bool) -> None:
-        if place.packed is None or place.pins:
+        if not place.is_away or place.pins:
             return
         try:
             place.hide()
@@ -257,8 +299,8 @@ class Weights:
                     f"a CUDA graph is being captured of a {type(module).__name__} whose weights stream: weights of a graph have to stay on "
                     "the GPU; capture other modules, or raise the budget of glake.offload"
                 )
-            for number in self._owned[module]:
-                self.use(number)
+            for place in self._owned[module]:
+                self.use(place)
 
     def leave(self, module: Any) -> None:
         """Leaves a module's forward."""
@@ -278,22 +320,29 @@ class Weights:
                 self.hide()
 
     def _begin_forward(self) -> None:
-        """Frees all copies: the program may have changed parameters' bytes without a version."""
         import torch
 
+        self._free_copies()
         self._is_first, self._kind = True, _FORWARD if torch.is_grad_enabled() else _EVALUATION
         if self._registered != _registrations[0]:
             self._take_in()
+
+    def _free_copies(self) -> None:
+        """Frees all copies that no other thread uses: the program may have changed parameters' bytes without a version."""
         with self._lock:
             self._current.pop(threading.get_ident(), None)
             for place in self.places:
                 if place.copy is not None and not self._is_current(place):
+                    # One that a signal has left there may have been written.
+                    place.is_written |= place.is_shown and not place.pins
                     self._hide(place, frees=True)
 
+    @ordinary
     def _take_in(self) -> None:
         """Moves parameters that are new in the model to the GPU: a new adapter is made where its layer's weight is, on the host."""
         self._registered, model = _registrations[0], self._model()
-        own = [] if model is None else [parameter for parameter in parameters(model) if not self.is_streamed(parameter)]
+        streamed = set() if model is None else self.streamed_in(model)
+        own = [] if model is None else [parameter for parameter in parameters(model) if id(parameter) not in streamed]
         # Not where the program has moved the model itself.
         if any(parameter.device == self.like.device for parameter in own):
             for parameter in own:
@@ -302,9 +351,7 @@ class Weights:
 
     def _leave_ended(self, stack: list[tuple[Any, Any, Any]], running: set[Any]) -> None:
         """Leaves forwards that a signal ended: torch calls no hook after those."""
-        last = max((place for place, (_, _, call) in enumerate(stack) if call is None or call in running), default=-1)
-        while last >= 0 and stack[last][2] is None:
-            last -= 1
+        last = max((place for place, (_, _, call) in enumerate(stack) if call in running), default=-1)
         while len(stack) > last + 1:
             _, hooks, _ = stack.pop()
             if hooks is not None:
@@ -334,39 +381,52 @@ class Weights:
         return hooks
 
     def ended(self, task: int) -> None:
-        """Ends a backward."""
+        """Ends a backward, if it has not."""
         with self._lock:
+            if task not in self._tasks:
+                return
             self._tasks.discard(task)
             self._current = {thread: (block, other) for thread, (block, other) in self._current.items() if other != task}
             self.hide()
 
     # Uses that hooks do not see.
 
-    def pin(self, module: Any, writes: bool) -> list[int]:
-        """Makes all places of a module's parts come and stay until they are unpinned. Returns their numbers."""
-        numbers: list[int] = []
+    def pin(self, module: Any, writes: bool) -> list[Place]:
+        """Makes all places of a module's parts come and stay until they are unpinned. Returns them."""
+        from ._activations import _running
+
+        pinned: list[Place] = []
         seen = {id(part) for part in parts(module)}
         with self._lock:
-            for number, place in enumerate(self.places):
-                owners = (part.module() for part in place.parts)
-                if place.packed is not None and any(owner is not None and id(owner) in seen for owner in owners):
-                    self.use(number)
-                    place.pins += 1
-                    place.is_written |= writes
-                    numbers.append(number)
-        return numbers
+            stack, running = self._stack(), _running(sys._getframe())
+            if any(call is not None for _, _, call in stack) and not any(call in running for _, _, call in stack):
+                self._leave_ended(stack, running)
+            if not stack and _task() == -1:
+                self._free_copies()
+            try:
+                for place in self.places:
+                    owners = (part.module() for part in place.parts)
+                    if place.is_away and any(owner is not None and id(owner) in seen for owner in owners):
+                        self.use(place)
+                        place.pins += 1
+                        place.is_written |= writes
+                        pinned.append(place)
+            except BaseException:
+                self.unpin(pinned)
+                raise
+        return pinned
 
-    def unpin(self, numbers: list[int]) -> None:
+    def unpin(self, pinned: list[Place]) -> None:
         with self._lock:
-            for number in numbers:
-                self.places[number].pins -= 1
+            for place in pinned:
+                place.pins -= 1
             self._current.pop(threading.get_ident(), None)
             if _task() == -1 and not self._stack():
                 self.hide()
 
     def told(self) -> dict[str, Any]:
         """Returns what the report says of the weights."""
-        streamed = [place for place in self.places if place.packed is not None]
+        streamed = [place for place in self.places if place.is_away]
         return {
             "kept_blocks": self.kept_blocks,
             "kept_bytes": self.kept_bytes,
@@ -450,19 +510,19 @@ def _unpack(inner: Any, saved: Any) -> Any:
         return saved.read()
 
 
-def _ended(weights: weakref.ref[Weights], task: int) -> None:
-    known = weights()
-    if known is not None:
-        known.ended(task)
+class _Backward:
+    """A backward, which ends where its engine calls this, or drops it: none is called of a backward that raises."""
 
+    def __init__(self, weights: Weights, task: int) -> None:
+        self._weights, self._task = weakref.ref(weights), task
 
-def _ends(weights: weakref.ref[Weights], _model: Any) -> None:
-    """Releases the host memory of a model that is gone, although its handle is not."""
-    known = weights()
-    if known is not None:
-        known.places = []
-        known._by_id.clear()
-        known.copies.clear()
+    def __call__(self) -> None:
+        weights = self._weights()
+        if weights is not None:
+            weights.ended(self._task)
+
+    def __del__(self) -> None:
+        self()
 
 
 def _tell_of_devices(error: BaseException | None) -> None:
@@ -504,12 +564,18 @@ def _watch() -> int:
     return _registrations[0]
 
 
-def _count(_module: Any, _name: str, _parameter: Any) -> None:
+def _count(module: Any, name: str, parameter: Any) -> None:
     _registrations[0] += 1
+    for weak in _parts_of.get(module, ()):
+        part = weak()
+        if part is not None and part.name == name and parameter is not None:
+            part.given = weakref.ref(parameter)
 
 
 _registrations = [0]
 _watching: list[Any] = []
+# Parameters of modules that stream.
+_parts_of: weakref.WeakKeyDictionary[Any, list[weakref.ref[Part]]] = weakref.WeakKeyDictionary()
 _all: weakref.WeakSet[Weights] = weakref.WeakSet()
 
 
