@@ -151,6 +151,24 @@ class Replaced(OfLives):
         handle.remove()
 
 
+class Placements(OfLives):
+    def test_without_memory_for_the_rest_nothing_streams(self):
+        shortage = mock.patch("glake.offload._placement._Filled.rest", side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+        model, plain = self.model(), self.model()
+        with shortage, self.assertRaises(torch.OutOfMemoryError):
+            self.offload(model)
+        gc.collect()
+        self.assertEqual(glake.offload.report()["entries"], 0)
+        self.equal(self.train(model, 1), self.train(plain, 1))
+        # Those that stream already go on.
+        handle = self.offload(model, 3)
+        with shortage, self.assertRaises(torch.OutOfMemoryError):
+            self.offload(model, 4)
+        self.equal(self.train(model, 2), self.train(plain, 2))
+        handle.remove()
+        self.equal(self.train(model, 1), self.train(plain, 1))
+
+
 class Moves(OfLives):
     def ignored(self, model):
         return set(model._ddp_params_and_buffers_to_ignore)

@@ -69,7 +69,6 @@ class Weights:
     def add(self, module: Any, place: Place) -> None:
         """Adds a place whose parameters are away, which a module's forward uses."""
         self._owned.setdefault(module, []).append(place)
-        place.number = len(self._numbered)
         self._numbered.append(weakref.ref(place))
         for part in place.parts:
             self._slots.setdefault(part.module(), {})[part.name] = weakref.ref(place)
@@ -83,6 +82,9 @@ class Weights:
             handle.remove()
         self._handles, self._is_first = [], True
         places = self.places
+        self._numbered = [weakref.ref(place) for place in places]
+        for number, place in enumerate(places):
+            place.number = number
         ranks = {block: rank for rank, block in enumerate(sorted({place.block for place in places}))}
         self._site.stream([(place.nbytes, ranks[place.block]) for place in places])
         _dynamo.ready(_Enter.__call__, _Leave.__call__)
