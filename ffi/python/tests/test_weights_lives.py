@@ -14,9 +14,12 @@ os.environ["GLAKE_DEVICE"] = "sim"
 
 import glake  # noqa: E402
 from test_activations import torch  # noqa: E402
-from test_weights import OfWeights  # noqa: E402
+from test_weights import MIB, OfWeights  # noqa: E402
 
 if torch:
+    from glake.offload._budget import Offloaded
+    from glake.offload._layout import layout
+
     nn = torch.nn
     IDS = torch.arange(16).view(2, 8)
 
@@ -167,6 +170,18 @@ class Placements(OfLives):
         self.equal(self.train(model, 2), self.train(plain, 2))
         handle.remove()
         self.equal(self.train(model, 1), self.train(plain, 1))
+
+
+    def test_weights_stream_on_without_memory_to_bring_them_back(self):
+        plain, model = self.model(blocks=8), self.model(blocks=8)
+        found = layout(model, 512)
+        handle = Offloaded(model, found.fixed + found.nbytes + 16 * MIB, "fit", 512, self.memory)
+        handle.place(model, step=16 * MIB + 3 * found.largest)
+        with mock.patch.object(handle, "place", side_effect=torch.OutOfMemoryError("CUDA out of memory")) as place:
+            self.equal(self.train(model, 10), self.train(plain, 10))
+        place.assert_called()
+        self.assertEqual(self.told(handle)["streamed_blocks"], 6)
+        handle.remove()
 
 
 class Moves(OfLives):
