@@ -183,6 +183,16 @@ class Placements(OfLives):
         self.assertEqual(self.told(handle)["streamed_blocks"], 6)
         handle.remove()
 
+    def test_saves_of_an_earlier_placement_are_told_to_its_site(self):
+        model = self.model()
+        handle = self.offload(model, preset="memory")
+        loss = self.loss(model)
+        before, handle._packer.site = handle._packer.site, mock.Mock(wraps=glake.offload._budget._library.api().Site())
+        loss.backward()
+        self.assertEqual(handle._packer.site.unpacked.call_count, 0)
+        del before
+        handle.remove()
+
 
 class Moves(OfLives):
     def ignored(self, model):

@@ -232,7 +232,9 @@ class Packer:
         if isinstance(saved, (Kept, Streamed)):
             return saved.read()
         with self._lock:
-            self._begin(self.site.unpacked(saved.entry.item))
+            # The packer may have another since.
+            site = saved.entry.site
+            self._begin(site, site.unpacked(saved.entry.item))
             return saved.read()
 
     def _may_leave(self, tensor: Any, source: Any) -> bool:
@@ -279,7 +281,7 @@ class Packer:
             self._known.clear()
             self._proofs.settle()
         if begins:
-            self._begin(begins)
+            self._begin(self.site, begins)
         if entry is None:
             return None
         self._items[item] = known = ref(entry)
@@ -350,12 +352,12 @@ class Packer:
             self._is_failure_told = True
             _warn(f"a saved tensor could not be copied, and stays on the GPU as others may (glake.offload.report() counts them in 'stayed'): {error}")
 
-    def _begin(self, items: list[int]) -> None:
-        """Begins the reloads that the plan starts now. One that fails is reloaded when it is read."""
+    def _begin(self, site: Any, items: list[int]) -> None:
+        """Begins the reloads that a site's plan starts now. One that fails is reloaded when it is read."""
         for item in items:
             known = self._items.get(item)
             entry = None if known is None else known()
-            if entry is not None and not entry.is_dropped:
+            if entry is not None and not entry.is_dropped and entry.site is site:
                 try:
                     entry.begin()
                 except RuntimeError as error:
