@@ -232,9 +232,11 @@ class Packer:
         if isinstance(saved, (Kept, Streamed)):
             return saved.read()
         with self._lock:
-            # The packer may have another since.
             site = saved.entry.site
-            self._begin(site, site.unpacked(saved.entry.item))
+            begins = site.unpacked(saved.entry.item)
+            # Of an earlier site's items nothing is known any more: they come when they are read.
+            if site is self.site:
+                self._begin(begins)
             return saved.read()
 
     def _may_leave(self, tensor: Any, source: Any) -> bool:
@@ -281,7 +283,7 @@ class Packer:
             self._known.clear()
             self._proofs.settle()
         if begins:
-            self._begin(self.site, begins)
+            self._begin(begins)
         if entry is None:
             return None
         self._items[item] = known = ref(entry)
@@ -352,12 +354,12 @@ class Packer:
             self._is_failure_told = True
             _warn(f"a saved tensor could not be copied, and stays on the GPU as others may (glake.offload.report() counts them in 'stayed'): {error}")
 
-    def _begin(self, site: Any, items: list[int]) -> None:
-        """Begins the reloads that a site's plan starts now. One that fails is reloaded when it is read."""
+    def _begin(self, items: list[int]) -> None:
+        """Begins the reloads that the plan starts now. One that fails is reloaded when it is read."""
         for item in items:
             known = self._items.get(item)
             entry = None if known is None else known()
-            if entry is not None and not entry.is_dropped and entry.site is site:
+            if entry is not None and not entry.is_dropped:
                 try:
                     entry.begin()
                 except RuntimeError as error:
