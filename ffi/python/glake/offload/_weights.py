@@ -132,7 +132,10 @@ class Weights:
     def streamed_in(self, model: Any) -> set[int]:
         """Returns the ids of a model's parameters that stream."""
         held = ((part, name, parameter) for part in parts(model) for name, parameter in part._parameters.items())
-        return {id(parameter) for part, name, parameter in held if parameter is not None and self.is_streamed(part, name)}
+        found = {id(parameter) for part, name, parameter in held if parameter is not None and self.is_streamed(part, name)}
+        # Another module may have been given it, as by a parametrization.
+        known = (part.parameter() for place in self.places if place.is_away for part in place.parts)
+        return found | {id(parameter) for parameter in known if parameter is not None}
 
     def is_streamed(self, module: Any, name: str) -> bool:
         """Whether a module's parameter of a name streams."""
@@ -223,8 +226,10 @@ class Weights:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
             return None
         place = self.copies.get(tensor.untyped_storage()._cdata)
-        part = None if place is None else place.part_at(tensor.storage_offset() * tensor.element_size())
-        parameter = None if part is None else part.parameter()
+        if place is None:
+            return None
+        part = place.part_at(tensor.storage_offset() * tensor.element_size())
+        parameter = part.parameter()
         return None if parameter is None else Streamed(tensor, place, part, parameter, self._reach, self.like)
 
     def _reach(self, place: Place, part: Part, parameter: Any) -> Any:
