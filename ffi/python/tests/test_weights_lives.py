@@ -112,6 +112,15 @@ class Replaced(OfLives):
         self.assertEqual(self.told(handle)["streamed_blocks"], 5)
         handle.remove()
 
+    def test_a_weight_with_other_strides_keeps_them(self):
+        model, handle, plain = self.both()
+        for each in (model, plain):
+            each.blocks[1].up.base.weight = nn.Parameter(torch.ones(32, 128).t(), requires_grad=False)
+        for _ in range(2):
+            self.assertTrue(torch.equal(self.forward(model), self.forward(plain)))
+            self.assertEqual(model.blocks[1].up.base.weight.stride(), (1, 128))
+        handle.remove()
+
     def test_a_state_dict_keeps_its_values(self):
         for how in ("assign", "data"):
             model, handle, plain = self.both()

@@ -199,7 +199,7 @@ class Weights:
             self._begin(place)
             self._show(place)
             if place.is_foreign():
-                _logger.info("a weight of block %d has another type or other sizes now, and stays on the GPU", place.block)
+                _logger.info("a weight of block %d has another type, size or stride now, and stays on the GPU", place.block)
                 place.stay()
             for other in begin:
                 if not self._begin_ahead(other):
