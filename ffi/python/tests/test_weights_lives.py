@@ -222,8 +222,10 @@ class Moves(OfLives):
             self.assertEqual(self.ignored(other), {"own"})
         model.blocks[1].up.base.weight.requires_grad_(True)
         self.assertEqual(self.ignored(model), streamed - {name})
+        model._ddp_params_and_buffers_to_ignore.append("other")
+        self.assertEqual(self.ignored(model), streamed - {name} | {"other"})
         handle.remove()
-        self.assertEqual(model._ddp_params_and_buffers_to_ignore, ["own"])
+        self.assertEqual(model._ddp_params_and_buffers_to_ignore, ["own", "other"])
         for module in model.modules():
             self.assertNotIn("_apply", vars(module))
 
