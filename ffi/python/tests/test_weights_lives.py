@@ -187,7 +187,7 @@ class Placements(OfLives):
         handle = Offloaded(model, found.fixed + found.nbytes + 16 * MIB, "fit", 512, self.memory)
         handle.place(model, step=16 * MIB + 3 * found.largest)
         with mock.patch.object(handle, "place", side_effect=torch.OutOfMemoryError("CUDA out of memory")) as place:
-            self.equal(self.train(model, 10), self.train(plain, 10))
+            self.equal(self.train(model, 8), self.train(plain, 8))
         place.assert_called()
         self.assertEqual(self.told(handle)["streamed_blocks"], 6)
         handle.remove()
@@ -287,7 +287,7 @@ class Writes(OfLives):
                 self.write(model, 0.03), self.write(plain, 0.03)
                 if where == "backward":
                     self.assertFalse(handle._packer.weights._tasks)
-                self.equal(self.train(model, 1), self.train(plain, 1))
+                self.assertTrue(torch.equal(self.forward(model), self.forward(plain)))
                 self.write(model, 0.02), self.write(plain, 0.02)
                 self.equal(self.train(model, 1), self.train(plain, 1))
                 handle.remove()
