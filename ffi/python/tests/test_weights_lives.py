@@ -14,9 +14,12 @@ os.environ["GLAKE_DEVICE"] = "sim"
 
 import glake  # noqa: E402
 from test_activations import torch  # noqa: E402
-from test_weights import OfWeights  # noqa: E402
+from test_weights import MIB, OfWeights  # noqa: E402
 
 if torch:
+    from glake.offload._budget import Offloaded
+    from glake.offload._layout import layout
+
     nn = torch.nn
     IDS = torch.arange(16).view(2, 8)
 
@@ -109,6 +112,15 @@ class Replaced(OfLives):
         self.assertEqual(self.told(handle)["streamed_blocks"], 5)
         handle.remove()
 
+    def test_a_weight_with_other_strides_keeps_them(self):
+        model, handle, plain = self.both()
+        for each in (model, plain):
+            each.blocks[1].up.base.weight = nn.Parameter(torch.ones(32, 128).t(), requires_grad=False)
+        for _ in range(2):
+            self.assertTrue(torch.equal(self.forward(model), self.forward(plain)))
+            self.assertEqual(model.blocks[1].up.base.weight.stride(), (1, 128))
+        handle.remove()
+
     def test_a_state_dict_keeps_its_values(self):
         for how in ("assign", "data"):
             model, handle, plain = self.both()
@@ -151,6 +163,46 @@ class Replaced(OfLives):
         handle.remove()
 
 
+class Placements(OfLives):
+    def test_without_memory_for_the_rest_nothing_streams(self):
+        shortage = mock.patch("glake.offload._placement._Filled.rest", side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+        model, plain = self.model(), self.model()
+        with shortage, self.assertRaises(torch.OutOfMemoryError):
+            self.offload(model)
+        gc.collect()
+        self.assertEqual(glake.offload.report()["entries"], 0)
+        self.equal(self.train(model, 1), self.train(plain, 1))
+        # Those that stream already go on.
+        handle = self.offload(model, 3)
+        with shortage, self.assertRaises(torch.OutOfMemoryError):
+            self.offload(model, 4)
+        self.equal(self.train(model, 2), self.train(plain, 2))
+        handle.remove()
+        self.equal(self.train(model, 1), self.train(plain, 1))
+
+
+    def test_weights_stream_on_without_memory_to_bring_them_back(self):
+        plain, model = self.model(blocks=8), self.model(blocks=8)
+        found = layout(model, 512)
+        handle = Offloaded(model, found.fixed + found.nbytes + 16 * MIB, "fit", 512, self.memory)
+        handle.place(model, step=16 * MIB + 3 * found.largest)
+        with mock.patch.object(handle, "place", side_effect=torch.OutOfMemoryError("CUDA out of memory")) as place:
+            self.equal(self.train(model, 8), self.train(plain, 8))
+        place.assert_called()
+        self.assertEqual(self.told(handle)["streamed_blocks"], 6)
+        handle.remove()
+
+    def test_saves_of_an_earlier_placement_are_told_to_its_site(self):
+        model = self.model()
+        handle = self.offload(model, preset="memory")
+        loss = self.loss(model)
+        before, handle._packer.site = handle._packer.site, mock.Mock(wraps=glake.offload._budget._library.api().Site())
+        loss.backward()
+        self.assertEqual(handle._packer.site.unpacked.call_count, 0)
+        del before
+        handle.remove()
+
+
 class Moves(OfLives):
     def ignored(self, model):
         return set(model._ddp_params_and_buffers_to_ignore)
@@ -170,8 +222,10 @@ class Moves(OfLives):
             self.assertEqual(self.ignored(other), {"own"})
         model.blocks[1].up.base.weight.requires_grad_(True)
         self.assertEqual(self.ignored(model), streamed - {name})
+        model._ddp_params_and_buffers_to_ignore.append("other")
+        self.assertEqual(self.ignored(model), streamed - {name} | {"other"})
         handle.remove()
-        self.assertEqual(model._ddp_params_and_buffers_to_ignore, ["own"])
+        self.assertEqual(model._ddp_params_and_buffers_to_ignore, ["own", "other"])
         for module in model.modules():
             self.assertNotIn("_apply", vars(module))
 
@@ -233,7 +287,7 @@ class Writes(OfLives):
                 self.write(model, 0.03), self.write(plain, 0.03)
                 if where == "backward":
                     self.assertFalse(handle._packer.weights._tasks)
-                self.equal(self.train(model, 1), self.train(plain, 1))
+                self.assertTrue(torch.equal(self.forward(model), self.forward(plain)))
                 self.write(model, 0.02), self.write(plain, 0.02)
                 self.equal(self.train(model, 1), self.train(plain, 1))
                 handle.remove()

@@ -23,7 +23,7 @@ from .._arguments import flag
 from ..errors import Error, InvalidError, OutOfMemoryError, UnavailableError, UnsupportedError
 from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
-from ._memory import Cuda, Memory
+from ._memory import Cuda, Memory, is_shortage
 from ._parts import parameters
 
 PRESETS = ("fit", "memory", "hybrid")
@@ -148,7 +148,12 @@ class Offloaded(Activations):
             return
         room = told["budget"] - plan["peak_bytes"] - told["budget"] // 16
         if weights.told()["streamed_blocks"] and room >= weights.told()["streamed_bytes"] // weights.told()["streamed_blocks"]:
-            self.place(module, before=weights, step=max(self._step - room, 0))
+            try:
+                self.place(module, before=weights, step=max(self._step - room, 0))
+            except RuntimeError as error:
+                if not is_shortage(error) and not isinstance(error, Error):
+                    raise
+                _logger.warning("weights for which passes leave room stream on: %s", error)
 
     def told(self, course: bool = False) -> dict[str, Any]:
         told = super().told(course)

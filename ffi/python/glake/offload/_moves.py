@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any
 
 from ._parts import parts
@@ -48,13 +48,13 @@ class _Attribute:
             setattr(module, self._name, self._before)
 
 
-class _Ignored(Sequence[str]):
+class _Ignored(MutableSequence[str]):
     """Names of the parameters that stream and are frozen when they are asked for, behind the program's own. DistributedDataParallel refuses
     parameters of several kinds of devices; these are the same on each rank.
     """
 
     def __init__(self, model: Any, weights: Weights, own: Iterable[str]) -> None:
-        self._model, self._weights, self._own = weakref.ref(model), weakref.ref(weights), list(own)
+        self._model, self._weights, self._own = weakref.ref(model), weakref.ref(weights), own if isinstance(own, list) else list(own)
 
     def _names(self) -> list[str]:
         model, weights = self._model(), self._weights()
@@ -72,6 +72,16 @@ class _Ignored(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self._names())
+
+    # The program may add its own, as to a list.
+    def __setitem__(self, index: Any, name: Any) -> None:
+        self._own[index] = name
+
+    def __delitem__(self, index: Any) -> None:
+        del self._own[index]
+
+    def insert(self, index: int, value: str) -> None:
+        self._own.insert(index, value)
 
     def __add__(self, others: list[str]) -> list[str]:
         return self._names() + others

@@ -232,7 +232,11 @@ class Packer:
         if isinstance(saved, (Kept, Streamed)):
             return saved.read()
         with self._lock:
-            self._begin(self.site.unpacked(saved.entry.item))
+            site = saved.entry.site
+            begins = site.unpacked(saved.entry.item)
+            # Of an earlier site's items nothing is known any more: they come when they are read.
+            if site is self.site:
+                self._begin(begins)
             return saved.read()
 
     def _may_leave(self, tensor: Any, source: Any) -> bool:

@@ -203,7 +203,7 @@ class Place:
         return next(part for part in reversed(self.parts) if part.offset <= offset)
 
     def is_foreign(self) -> bool:
-        """Whether the program has given a parameter of a shown place another type or other sizes."""
+        """Whether the program has given a parameter of a shown place another type, size or stride."""
         known = ((part, part.parameter()) for part in self.parts)
         return any(parameter is not None and parameter.data_ptr() != self._address + part.offset for part, parameter in known)
 
@@ -269,7 +269,9 @@ def _may_replace(parameter: Any, part: Part) -> bool:
     import torch
 
     is_plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided and parameter.device.type != "meta"
-    return is_plain and not parameter.is_inference() and parameter.dtype == part.dtype and parameter.size() == part.size
+    if not is_plain or parameter.is_inference():
+        return False
+    return bool(parameter.dtype == part.dtype and parameter.size() == part.size and parameter.stride() == part.stride)
 
 
 def _aligned(size: int) -> int:

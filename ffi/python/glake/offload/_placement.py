@@ -110,6 +110,9 @@ def place(
             new_place.reserve()
             made.append((owner, new_place))
             _fill(new_place, owner, filled)
+        for owner, each in made:
+            weights.add(owner.module, each)
+        filled.rest(weights)
     except BaseException:
         # Everything goes back to where it was.
         for owner, each in made:
@@ -117,10 +120,12 @@ def place(
                 each.stay()
             else:
                 each.go()
+        filled.back()
+        if before is not None:
+            # Those that stream already have new numbers.
+            before.begin(model, found.above)
+            keep_in_place(model, before)
         raise
-    for owner, each in made:
-        weights.add(owner.module, each)
-    filled.rest(weights)
     if not weights.places and before is None:
         return None
     weights.kept_blocks, weights.kept_bytes = len(found.blocks) - len(chosen), sum(block.nbytes for block in found.blocks)
@@ -188,6 +193,8 @@ class _Filled:
         self._model, self._device, self._load = model, device, load
         self._total = sum(size_of(tensor) for tensor in (*model.parameters(), *model.buffers()))
         self._done = 0
+        # Parameters that were moved from the host.
+        self._moved: list[Any] = []
         self._is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         # Modules and names of each parameter.
         self._held: dict[int, list[tuple[Any, str]]] = {}
@@ -233,6 +240,8 @@ class _Filled:
                 self.parameter(name, parameter, out.to(self._device))
                 continue
             if parameter.device != self._device:
+                if parameter.device.type == "cpu":
+                    self._moved.append(parameter)
                 parameter.data = parameter.data.to(self._device)
                 if parameter.grad is not None:
                     parameter.grad.data = parameter.grad.data.to(self._device)
@@ -246,6 +255,13 @@ class _Filled:
                 part._buffers[own] = buffer.to(self._device)
         if self._is_shown:
             print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+    def back(self) -> None:
+        """Moves parameters back to the host."""
+        for parameter in self._moved:
+            parameter.data = parameter.data.to("cpu")
+            if parameter.grad is not None:
+                parameter.grad.data = parameter.grad.data.to("cpu")
 
     def _progress(self, size: int) -> None:
         before, self._done = self._done, self._done + size

@@ -174,7 +174,7 @@ class Entry:
     _found: tuple[Any, int] | None = None
 
     def __init__(self, site: Any, item: int, memory: Memory, start: int, size: int) -> None:
-        self._site, self.item, self._memory = site, item, memory
+        self.site, self.item, self._memory = site, item, memory
         self.start, self.size = start, size
 
     def __del__(self) -> None:
@@ -182,7 +182,7 @@ class Entry:
         self.is_dropped = True
         weak, self._weak = self._weak, None
         try:
-            self._site.dropped(self.item)
+            self.site.dropped(self.item)
         finally:
             if weak is not None:
                 self._forget(weak)
@@ -226,7 +226,7 @@ class Entry:
             # Read once more, as of a graph that is retained, it comes back again.
             self._coming = self._found = None
             self._reads = 0
-            self._site.freed(self.item)
+            self.site.freed(self.item)
         return found
 
     def _arrive(self, stream: int) -> tuple[Any, int]:

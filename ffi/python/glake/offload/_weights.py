@@ -69,7 +69,6 @@ class Weights:
     def add(self, module: Any, place: Place) -> None:
         """Adds a place whose parameters are away, which a module's forward uses."""
         self._owned.setdefault(module, []).append(place)
-        place.number = len(self._numbered)
         self._numbered.append(weakref.ref(place))
         for part in place.parts:
             self._slots.setdefault(part.module(), {})[part.name] = weakref.ref(place)
@@ -83,6 +82,9 @@ class Weights:
             handle.remove()
         self._handles, self._is_first = [], True
         places = self.places
+        self._numbered = [weakref.ref(place) for place in places]
+        for number, place in enumerate(places):
+            place.number = number
         ranks = {block: rank for rank, block in enumerate(sorted({place.block for place in places}))}
         self._site.stream([(place.nbytes, ranks[place.block]) for place in places])
         _dynamo.ready(_Enter.__call__, _Leave.__call__)
@@ -130,7 +132,10 @@ class Weights:
     def streamed_in(self, model: Any) -> set[int]:
         """Returns the ids of a model's parameters that stream."""
         held = ((part, name, parameter) for part in parts(model) for name, parameter in part._parameters.items())
-        return {id(parameter) for part, name, parameter in held if parameter is not None and self.is_streamed(part, name)}
+        found = {id(parameter) for part, name, parameter in held if parameter is not None and self.is_streamed(part, name)}
+        # Another module may have been given it, as by a parametrization.
+        known = (part.parameter() for place in self.places if place.is_away for part in place.parts)
+        return found | {id(parameter) for parameter in known if parameter is not None}
 
     def is_streamed(self, module: Any, name: str) -> bool:
         """Whether a module's parameter of a name streams."""
@@ -194,7 +199,7 @@ class Weights:
             self._begin(place)
             self._show(place)
             if place.is_foreign():
-                _logger.info("a weight of block %d has another type or other sizes now, and stays on the GPU", place.block)
+                _logger.info("a weight of block %d has another type, size or stride now, and stays on the GPU", place.block)
                 place.stay()
             for other in begin:
                 if not self._begin_ahead(other):
@@ -221,8 +226,10 @@ class Weights:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
             return None
         place = self.copies.get(tensor.untyped_storage()._cdata)
-        part = None if place is None else place.part_at(tensor.storage_offset() * tensor.element_size())
-        parameter = None if part is None else part.parameter()
+        if place is None:
+            return None
+        part = place.part_at(tensor.storage_offset() * tensor.element_size())
+        parameter = part.parameter()
         return None if parameter is None else Streamed(tensor, place, part, parameter, self._reach, self.like)
 
     def _reach(self, place: Place, part: Part, parameter: Any) -> Any:
