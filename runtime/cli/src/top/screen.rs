@@ -109,21 +109,32 @@ impl Screen {
             }
             let left = until.saturating_duration_since(Instant::now());
             // The library would read a terminal that is gone again and again: it is waited for here. What it has read already comes first.
-            if has_hung_up(&self.input, Duration::ZERO)
-                || !event::poll(Duration::ZERO).unwrap_or(true) && has_hung_up(&self.input, left.min(LOOK))
-            {
+            if state(&self.input, Duration::ZERO) == State::Gone {
                 return Ok(Some(Input::End));
             }
-            match event::poll(Duration::ZERO) {
-                Ok(true) => {
-                    if let Some(input) = self.read()? {
-                        return Ok(Some(input));
-                    }
+            if has_event()? || self.comes(left.min(LOOK))? {
+                if let Some(input) = self.read()? {
+                    return Ok(Some(input));
                 }
-                Ok(false) if left.is_zero() => return Ok(None),
-                Ok(false) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            } else if left.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits for an event. Returns whether there is one; a terminal that is gone is seen by the next look.
+    fn comes(&self, most: Duration) -> io::Result<bool> {
+        match state(&self.input, most) {
+            State::Gone => Ok(false),
+            // A change of size is an event, and no input.
+            State::Quiet => has_event(),
+            State::Readable => {
+                let has_event = has_event()?;
+                if !has_event {
+                    // The library does not see a key that came with a change of size until the next one comes.
+                    std::thread::sleep(LOOK / 10);
+                }
+                Ok(has_event)
             }
         }
     }
@@ -185,14 +196,32 @@ fn has_shell() -> bool {
     getsid(Some(above)).is_ok_and(|session| getsid(None) == Ok(session))
 }
 
-/// Waits for input, a signal or the time. Returns whether the terminal is gone.
-fn has_hung_up(input: &OwnedFd, most: Duration) -> bool {
+#[derive(PartialEq, Eq)]
+enum State {
+    Quiet,
+    Readable,
+    Gone,
+}
+
+/// Waits for input, a signal or the time.
+fn state(input: &OwnedFd, most: Duration) -> State {
     let mut ready = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
     let most = PollTimeout::try_from(most).unwrap_or(PollTimeout::ZERO);
     // Interrupted by a signal: the caller looks for it.
     let _ = poll(&mut ready, most);
-    let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
-    ready[0].revents().is_some_and(|found| found.intersects(gone))
+    let found = ready[0].revents().unwrap_or(PollFlags::empty());
+    match found.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL) {
+        true => State::Gone,
+        false if found.is_empty() => State::Quiet,
+        false => State::Readable,
+    }
+}
+
+fn has_event() -> io::Result<bool> {
+    event::poll(Duration::ZERO).or_else(|error| match error.kind() {
+        io::ErrorKind::Interrupted => Ok(false),
+        _ => Err(error),
+    })
 }
 
 enum Pressed {
